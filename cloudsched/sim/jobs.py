@@ -1,0 +1,100 @@
+"""The jobs of one episode, in the form the simulator runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cloudsched.errors import InvalidJobsError
+
+# Demands, capacities and watts are rounded to this grid. Sums and differences of such numbers are
+# exact in float64 in any order, so free capacity never drifts and totals can be kept incrementally.
+GRID = 2.0**-20
+MAX_DEMAND = 2.0**28
+MAX_TICK = 2**30
+
+
+def on_grid(values: ArrayLike) -> NDArray[np.float64]:
+    """Round down to the grid: jobs that together just fill a server still do (not so to nearest)."""
+    return np.floor(np.asarray(values, dtype=np.float64) / GRID) * GRID
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JobTable:
+    """Arrivals of one episode, sorted by tick; checked and put on the grid at construction.
+
+    An empty table is fine: a cluster to which nothing arrives.
+    """
+
+    arrival_tick: NDArray[np.int32]  # (J,) not decreasing
+    demand: NDArray[np.float64]  # (J, R) in units of server capacity
+    duration_ticks: NDArray[np.int32]  # (J,) at least 1
+    time_of_day_s: float = 0.0
+    """Time of day at tick 0."""
+
+    def __post_init__(self) -> None:
+        arrival = np.asarray(self.arrival_tick)
+        duration = np.asarray(self.duration_ticks)
+        demand = np.asarray(self.demand, dtype=np.float64)
+        if demand.ndim != 2 or arrival.shape != (len(demand),) or duration.shape != arrival.shape:
+            raise InvalidJobsError(
+                f"Job table shapes do not fit: arrival_tick {arrival.shape}, demand {demand.shape}, "
+                f"duration_ticks {duration.shape}; expected (J,), (J, R) and (J,)."
+            )
+        if demand.shape[1] == 0:
+            raise InvalidJobsError("demand has no resource column; expected (J, R) with R >= 1.")
+        _refuse(~np.isfinite(demand).all(axis=1), "demand", demand, "a finite number")
+        _refuse(
+            ((demand < 0) | (demand > MAX_DEMAND)).any(axis=1),
+            "demand",
+            demand,
+            f"a number from 0 to {MAX_DEMAND:.0f}",
+        )
+        for name, ticks, low in (("arrival_tick", arrival, 0), ("duration_ticks", duration, 1)):
+            if ticks.size and not np.issubdtype(ticks.dtype, np.integer):
+                raise InvalidJobsError(f"{name} has type {ticks.dtype}; expected whole ticks.")
+            is_bad = (ticks < low) | (ticks > MAX_TICK)
+            _refuse(is_bad, name, ticks, f"a whole number from {low} to {MAX_TICK}")
+        if np.any(np.diff(arrival) < 0):
+            row = int(np.argmax(np.diff(arrival) < 0)) + 1
+            raise InvalidJobsError(
+                f"Job {row}: arrival_tick={arrival[row]} is before the job above it "
+                f"({arrival[row - 1]}); sort jobs by arrival_tick."
+            )
+        if not (np.isfinite(self.time_of_day_s) and self.time_of_day_s >= 0):
+            raise InvalidJobsError(
+                f"time_of_day_s={self.time_of_day_s!r}: expected a finite number of at least 0."
+            )
+        for name, value in (
+            ("arrival_tick", arrival.astype(np.int32)),
+            ("duration_ticks", duration.astype(np.int32)),
+            ("demand", on_grid(demand)),
+        ):
+            value.setflags(write=False)
+            object.__setattr__(self, name, value)
+
+    def __len__(self) -> int:
+        return len(self.arrival_tick)
+
+    @property
+    def num_resources(self) -> int:
+        """R."""
+        return int(self.demand.shape[1])
+
+    def before(self, num_ticks: int) -> JobTable:
+        """Return the jobs that arrive in the first `num_ticks` ticks."""
+        end = int(np.searchsorted(self.arrival_tick, num_ticks))
+        return JobTable(
+            arrival_tick=self.arrival_tick[:end],
+            demand=self.demand[:end],
+            duration_ticks=self.duration_ticks[:end],
+            time_of_day_s=self.time_of_day_s,
+        )
+
+
+def _refuse(is_bad: NDArray[np.bool_], name: str, values: NDArray[np.generic], fix: str) -> None:
+    if np.any(is_bad):
+        row = int(np.argmax(is_bad))
+        raise InvalidJobsError(f"Job {row}: {name}={values[row].tolist()!r}; expected {fix}.")

@@ -1,0 +1,191 @@
+"""The state of E clusters as data: records and arrays that kernels read and write.
+
+Per-cluster, per-server and per-job scalars live in record arrays, so that a kernel says
+`server.mode` and takes six arrays instead of forty.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloudsched.config import ClusterConfig
+from cloudsched.sim.fleet import Fleet
+from cloudsched.sim.records import records
+
+ACTIVE, WAKING, ASLEEP = 0, 1, 2
+MODE_NAMES = ("active", "waking", "asleep")
+
+# What the last step changed in a cluster, so that mask and observation are updated, not rebuilt.
+UNCHANGED, PLACED, TOGGLED, TICKED = 0, 1, 2, 3
+
+NONE = -1  # end of a linked list, a job not started, a server not chosen
+NEVER = 2**31 - 1  # a deadline that never passes
+
+# Arrival rates are averaged over these horizons, in ticks (see `update_rates` in the kernels).
+RATE_HORIZONS = (5, 30, 200)
+# How far ahead a server's `releasing` looks, in ticks.
+RELEASE_HORIZON = 5
+
+CLUSTER_DTYPE = np.dtype(
+    [
+        # the clock
+        ("tick", np.int64),
+        ("decisions_in_tick", np.int64),
+        ("time_of_day_s", np.float64),  # at tick 0
+        # arrivals and the queue
+        ("num_jobs", np.int64),  # rows of the job table in use
+        ("next_job", np.int64),  # first job that has not arrived yet
+        ("queue_head", np.int64),
+        ("queue_length", np.int64),
+        ("new_violations", np.int64),  # since the last tick was paid for
+        ("arrival_rate", np.float64, (len(RATE_HORIZONS),)),  # jobs a tick
+        ("work_rate", np.float64, (len(RATE_HORIZONS),)),  # CPU x ticks arrived, a tick
+        # totals over the servers, kept exact
+        ("power_w", np.float64),
+        ("cpu_used", np.float64),
+        ("num_awake", np.int64),  # ACTIVE or WAKING
+        ("num_running", np.int64),
+        # what the last step changed
+        ("change", np.int64),
+        ("changed_server", np.int64),
+        ("changed_slot", np.int64),
+        # counters of the episode
+        ("arrived", np.int64),
+        ("started", np.int64),
+        ("completed", np.int64),
+        ("rejected", np.int64),
+        ("unplaceable", np.int64),  # the part of `rejected` that fits on no server
+        ("dropped", np.int64),
+        ("violations", np.int64),
+        ("late_job_ticks", np.int64),
+        ("sleep_requests", np.int64),
+        ("wake_requests", np.int64),
+        ("illegal", np.int64),
+        ("decisions", np.int64),
+        ("energy_j", np.float64),
+        ("cpu_ticks", np.float64),  # CPU in use, summed over ticks
+        ("awake_ticks", np.int64),
+    ],
+    align=True,
+)
+
+SERVER_DTYPE = np.dtype(
+    [
+        ("power_w", np.float64),
+        ("releasing", np.float64),  # CPU that its jobs give back within RELEASE_HORIZON
+        ("mode", np.int32),
+        ("wake_left", np.int32),  # ticks until a WAKING server is ACTIVE
+        ("num_running", np.int32),
+        ("first_running", np.int32),  # head of the list of its jobs, through `next_running`
+        ("next_end", np.int32),  # tick of the next completion; NEVER without jobs
+        ("last_end", np.int32),  # tick of the last completion; meaningless without jobs
+        ("idle_since", np.int32),  # tick since which it is ACTIVE without jobs
+    ],
+    align=True,
+)
+
+JOB_DTYPE = np.dtype(
+    [
+        ("arrival", np.int32),
+        ("duration", np.int32),
+        ("start_by", np.int32),  # last tick at which a start is in time
+        ("start", np.int32),  # NONE until it starts
+        ("server", np.int32),  # NONE until it starts
+        ("next_running", np.int32),  # on the same server
+        ("next_ending", np.int32),  # at the same tick
+    ],
+    align=True,
+)
+
+
+class ClusterState(NamedTuple):
+    """State of E clusters; `J` is the length of the job tables, `Q` of the queue buffers."""
+
+    clusters: NDArray[np.void]  # (E,) of CLUSTER_DTYPE
+    servers: NDArray[np.void]  # (E, N) of SERVER_DTYPE
+    free: NDArray[np.float64]  # (E, N, R) capacity not in use
+    jobs: NDArray[np.void]  # (E, J) of JOB_DTYPE
+    demand: NDArray[np.float64]  # (E, J, R)
+    queue: NDArray[np.int32]  # (E, Q) job rows, in window order from queue_head on
+    queued: NDArray[np.float64]  # (E, R) demand of all queued jobs
+    ending: NDArray[np.int32]  # (E, T + 6) head of the list of jobs that end at a tick
+
+
+class StepResult(NamedTuple):
+    """What one step gave each cluster."""
+
+    reward: NDArray[np.float64]  # (E,)
+    cost: NDArray[np.float64]  # (E,)
+    elapsed_ticks: NDArray[np.int64]  # (E,) 0 or 1
+    is_truncated: NDArray[np.bool_]  # (E,) the episode's last tick has ended
+
+
+class Rules(NamedTuple):
+    """The scalars of a `ClusterConfig` that kernels read."""
+
+    episode_ticks: int
+    tick_s: float
+    sleep: bool
+    standby_factor: float
+    wake_power_factor: float
+    wake_delay_ticks: int
+    drop_expired: bool
+    queue_capacity: int
+    visible_jobs: int
+    is_laxity_order: bool
+    decisions_per_tick: int
+    wait_only_when_stuck: bool
+    alpha: float
+    beta: float
+    late_penalty: float
+    toggle_penalty: float
+    illegal_penalty: float
+    cost_late_rate: float
+    total_max_w: float
+
+
+def rules_of(config: ClusterConfig, fleet: Fleet) -> Rules:
+    """Collect what kernels need of a config."""
+    reward = config.reward
+    return Rules(
+        episode_ticks=config.episode_ticks,
+        tick_s=float(config.tick_s),
+        sleep=config.sleep,
+        standby_factor=float(config.standby_factor),
+        wake_power_factor=float(config.wake_power_factor),
+        wake_delay_ticks=config.wake_delay_ticks,
+        drop_expired=config.drop_expired,
+        queue_capacity=config.queue_capacity,
+        visible_jobs=config.visible_jobs,
+        is_laxity_order=config.window_order == "laxity",
+        decisions_per_tick=config.decisions_per_tick,
+        wait_only_when_stuck=config.wait_only_when_stuck,
+        alpha=float(reward.alpha),
+        beta=float(reward.beta),
+        late_penalty=float(reward.late_penalty),
+        toggle_penalty=float(reward.toggle_penalty),
+        illegal_penalty=float(reward.illegal_penalty),
+        cost_late_rate=float(reward.cost_late_rate),
+        total_max_w=float(fleet.max_w.sum()),
+    )
+
+
+def empty_state(config: ClusterConfig, fleet: Fleet, num_clusters: int) -> ClusterState:
+    """Allocate the state of clusters that have no jobs yet; reset fills it."""
+    shape = (num_clusters, fleet.num_servers)
+    num_resources = fleet.num_resources
+    return ClusterState(
+        clusters=records(num_clusters, CLUSTER_DTYPE),
+        servers=records(shape, SERVER_DTYPE),
+        free=np.zeros((*shape, num_resources)),
+        jobs=records((num_clusters, 0), JOB_DTYPE),
+        demand=np.zeros((num_clusters, 0, num_resources)),
+        # Twice the capacity: the queue moves right as jobs leave its head, and is moved back
+        # only when it reaches the end.
+        queue=np.zeros((num_clusters, 2 * config.queue_capacity), np.int32),
+        queued=np.zeros((num_clusters, num_resources)),
+        ending=np.full((num_clusters, config.episode_ticks + RELEASE_HORIZON + 1), NONE, np.int32),
+    )

@@ -1,0 +1,1 @@
+"""Where jobs come from: synthetic streams, sampled real marginals and replayed traces."""
