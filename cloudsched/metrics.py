@@ -52,9 +52,23 @@ def episode_metrics(
     return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in METRICS}
 
 
+def episode_return(engine: ClusterEngine) -> NDArray[np.float64]:
+    """(E,) sum of the rewards so far, undiscounted, from what they were paid for."""
+    clusters, reward = engine.state.clusters, engine.config.reward
+    num_servers = engine.fleet.num_servers
+    total: NDArray[np.float64] = -(
+        reward.alpha * clusters["energy_j"] / engine.config.tick_s / engine.rules.total_max_w
+        + reward.beta * (clusters["violations"] - clusters["new_violations"]) / num_servers
+        + reward.late_penalty * clusters["late_job_ticks"] / num_servers
+        + reward.toggle_penalty * clusters["sleep_requests"] * 15.0 / num_servers
+        + reward.illegal_penalty * clusters["illegal"]
+    )
+    return total
+
+
 def _cluster_metrics(engine: ClusterEngine, e: int) -> dict[str, float]:
     cluster = engine.state.clusters[e]
-    config, reward = engine.config, engine.config.reward
+    config = engine.config
     num_servers = engine.fleet.num_servers
     ticks = max(1, int(cluster["tick"]))
     arrived = int(cluster["arrived"])
@@ -66,13 +80,7 @@ def _cluster_metrics(engine: ClusterEngine, e: int) -> dict[str, float]:
     wait = _waits(engine, e)
     toggles = int(cluster["sleep_requests"]) + int(cluster["wake_requests"])
     return {
-        "episode_return": -(
-            reward.alpha * energy_j / config.tick_s / engine.rules.total_max_w
-            + reward.beta * int(cluster["violations"]) / num_servers
-            + reward.late_penalty * int(cluster["late_job_ticks"]) / num_servers
-            + reward.toggle_penalty * int(cluster["sleep_requests"]) * 15.0 / num_servers
-            + reward.illegal_penalty * int(cluster["illegal"])
-        ),
+        "episode_return": float(episode_return(engine)[e]),
         "mean_power_w": energy_j / (ticks * config.tick_s),
         "energy_kwh": energy_j / JOULES_PER_KWH,
         "energy_bound_kwh": energy_bound_j(engine, e) / JOULES_PER_KWH,

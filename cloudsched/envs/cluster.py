@@ -20,6 +20,7 @@ from cloudsched.errors import ConfigError, EpisodeError
 from cloudsched.metrics import episode_metrics
 from cloudsched.sim.engine import ClusterEngine
 from cloudsched.sim.jobs import JobTable
+from cloudsched.sim.state import StepResult
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -74,8 +75,8 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[np.float64]]
             preset=preset,
             workload=workload,
             load=load,
-            settings=dict(settings or {}),
-            workload_options=dict(workload_options or {}),
+            settings={} if settings is None else settings,
+            workload_options={} if workload_options is None else workload_options,
         )
         self.config: ClusterConfig = self.scenario.config
         self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -141,50 +142,60 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[np.float64]]
         self._has_started = True
         return self._observe()
 
+    def advance(self, actions: ArrayLike) -> StepResult:
+        """Carry out one decision in each cluster, and nothing in those whose episode is over.
+
+        For running a batch of episodes to their end: no autoreset, no copies. With `copy=False` the
+        observation that the last reset returned is the current one.
+        """
+        if not self._has_started:
+            raise EpisodeError("step() before the first reset(); call reset() once first.")
+        result = self.engine.step(actions)
+        self._encoder.update()
+        self._is_over[:] = result.is_truncated
+        return result
+
     def step(
         self, actions: ArrayLike
     ) -> tuple[Arrays, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Carry out one decision in each cluster."""
-        if not self._has_started:
-            raise EpisodeError("step() before the first reset(); call reset() once first.")
-        was_over = self._is_over
-        result = self.engine.step(actions)
-        self._encoder.update()
-        reward = result.reward.copy()
-        truncated = result.is_truncated.copy()
+        was_over = self._is_over.nonzero()[0]
+        if self._has_started and len(was_over) and self.autoreset_mode == AutoresetMode.DISABLED:
+            raise EpisodeError(
+                f"Cluster {was_over[0]} is over; call reset(options={{'reset_mask': ...}}) "
+                "before the next step (autoreset is disabled)."
+            )
+        result = self.advance(actions)
+        reward, truncated = result.reward.copy(), result.is_truncated.copy()
         info: dict[str, Any] = {
             "elapsed_ticks": result.elapsed_ticks.copy(),
             "_elapsed_ticks": self._always,
             "cost": result.cost.copy(),
             "_cost": self._always,
         }
-        has_ended = truncated & ~was_over
-        if was_over.any():
-            # The engine leaves finished clusters alone; this is the step that resets them.
-            if self.autoreset_mode == AutoresetMode.DISABLED:
-                raise EpisodeError(
-                    f"Cluster {int(np.argmax(was_over))} is over; call reset(options="
-                    "{'reset_mask': ...}) before the next step (autoreset is disabled)."
-                )
-            self._start_fresh(np.flatnonzero(was_over))
-            truncated &= ~was_over
-        if has_ended.any():
-            self._finish(has_ended, info)
-        self._is_over = truncated.copy()
-        if has_ended.any() and self.autoreset_mode == AutoresetMode.SAME_STEP:
-            self._start_fresh(np.flatnonzero(has_ended))
+        truncated[was_over] = False
+        ended = truncated.nonzero()[0]
+        if len(was_over):
+            self._start_fresh(was_over)  # NEXT_STEP: this is the step that resets them
+        if len(ended):
+            self._finish(ended, info)
+            if self.autoreset_mode == AutoresetMode.SAME_STEP:
+                self._start_fresh(ended)
         return self._observe(), reward, np.zeros(self.num_envs, np.bool_), truncated, info
 
     def render(self) -> tuple[Any, ...] | None:
         """Draw every cluster in the environment's render mode."""
         if self.render_mode is None:
             raise ConfigError("render() needs render_mode='ansi' or 'rgb_array' at construction.")
+        if not self._has_started:
+            raise EpisodeError("render() before the first reset(); call reset() once first.")
         draw = render_ansi if self.render_mode == "ansi" else render_rgb
         return tuple(draw(self.engine, e) for e in range(self.num_envs))
 
-    def _finish(self, has_ended: NDArray[np.bool_], info: dict[str, Any]) -> None:
+    def _finish(self, ended: NDArray[np.int64], info: dict[str, Any]) -> None:
         """Add the measures of the episodes that ended, and their last observation if it goes."""
-        ended = np.flatnonzero(has_ended)
+        has_ended = np.zeros(self.num_envs, np.bool_)
+        has_ended[ended] = True
         info["episode_metrics"] = {}
         for name, values in episode_metrics(self.engine, ended).items():
             info["episode_metrics"][name] = np.zeros(self.num_envs)

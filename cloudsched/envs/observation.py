@@ -98,7 +98,7 @@ class ObservationEncoder:
             *(np.zeros((engine.num_clusters, *shape), np.float32) for shape in shapes)
         )
         # The columns that never change are written once, here; `encode` leaves them alone.
-        power_w = np.stack([fleet.idle_w, fleet.max_w, fleet.power_at(0.5)], axis=1)
+        power_w = np.stack([fleet.idle_w, fleet.max_w, engine.power_at(0.5)], axis=1)
         first, last = fleet.num_resources, 2 * fleet.num_resources
         self.arrays.servers[:, :, first:last] = fleet.capacity / self._scales.largest_capacity
         self.arrays.servers[:, :, last : last + 3] = power_w / fleet.max_w.max()

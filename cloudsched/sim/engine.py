@@ -11,7 +11,7 @@ from cloudsched.config import ClusterConfig
 from cloudsched.errors import InvalidActionError, InvalidJobsError
 from cloudsched.sim.fleet import Fleet, build_fleet
 from cloudsched.sim.jobs import JobTable
-from cloudsched.sim.kernels import reset_clusters, step_clusters, update_mask
+from cloudsched.sim.kernels import power_at, reset_clusters, step_clusters, update_mask
 from cloudsched.sim.records import records
 from cloudsched.sim.state import (
     JOB_DTYPE,
@@ -81,6 +81,12 @@ class ClusterEngine:
             self.rules, self.fleet_arrays, self.state, self.mask, checked, self.result
         )
         return self.result
+
+    def power_at(self, load: float) -> NDArray[np.float64]:
+        """(N,) watts of each server, awake, at the same share `load` of its CPU."""
+        power_w = np.zeros(self.fleet.num_servers)
+        power_at(self.rules, self.fleet_arrays, load, power_w)
+        return power_w
 
     def _checked(self, actions: ArrayLike) -> NDArray[np.int64]:
         array = np.asarray(actions)

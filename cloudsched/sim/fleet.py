@@ -113,13 +113,6 @@ class Fleet:
         power["exponent"] = self.exponent
         return FleetArrays(capacity=self.capacity, power=power, curve_w=self.curve_w)
 
-    def power_at(self, load: float) -> NDArray[np.float64]:
-        """(N,) watts of each server, awake, at the same share `load` of its CPU."""
-        formula = self.idle_w + (self.max_w - self.idle_w) * load**self.exponent
-        grid = np.linspace(0.0, 1.0, CURVE_POINTS)
-        table = np.array([np.interp(load, grid, curve) for curve in self.curve_w])
-        return np.where(self.exponent > 0, formula, table)
-
 
 def build_fleet(config: FleetConfig) -> Fleet:
     """Build the fleet that a config describes; the same config gives the same fleet."""

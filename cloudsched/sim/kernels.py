@@ -64,6 +64,18 @@ def server_power(rules, fleet, n, mode, free_cpu):  # type: ignore[no-untyped-de
     return math.floor(watts * INVERSE_GRID + 0.5) * GRID
 
 
+@njit(cache=True, nogil=True, error_model="numpy")
+def power_at(rules: Rules, fleet: FleetArrays, load: float, out_power_w: NDArray[np.float64]) -> None:
+    """Write the draw of each server, awake, at the same share `load` of its CPU.
+
+    Args:
+        out_power_w: (N,) overwritten.
+    """
+    for n in range(fleet.capacity.shape[0]):
+        free_cpu = fleet.capacity[n, 0] * (1.0 - load)
+        out_power_w[n] = server_power(rules, fleet, n, ACTIVE, free_cpu)
+
+
 @njit(inline="always")
 def _refresh_power(rules, fleet, state, e, n):  # type: ignore[no-untyped-def]
     cluster = state.clusters[e]

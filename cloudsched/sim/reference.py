@@ -56,7 +56,6 @@ class Server:
     max_w: float
     exponent: float  # 0 where `curve_w` is measured
     curve_w: list[float]  # (11,) at 0, 10 ... 100 % load
-    half_w: float  # at half load
     mode: int = ACTIVE
     wake_left: int = 0  # ticks until a WAKING server is ACTIVE
     idle_since: int = 0  # tick since which it is ACTIVE without jobs
@@ -102,8 +101,7 @@ class ReferenceCluster:
                 f"{self.num_resources}; expected the same."
             )
         fleet = self.fleet
-        half_w = fleet.power_at(0.5)
-        columns = (fleet.capacity, fleet.idle_w, fleet.max_w, fleet.exponent, fleet.curve_w, half_w)
+        columns = (fleet.capacity, fleet.idle_w, fleet.max_w, fleet.exponent, fleet.curve_w)
         self.servers = [Server(*row) for row in zip(*(c.tolist() for c in columns), strict=True)]
         self.queue: list[Job] = []
         self.jobs: list[Job] = []
@@ -209,14 +207,7 @@ class ReferenceCluster:
             return _on_grid(self.config.standby_factor * server.idle_w)
         if server.mode == WAKING:
             return _on_grid(self.config.wake_power_factor * server.idle_w)
-        load = server.cpu_used / server.capacity[0]
-        if server.exponent > 0:
-            dynamic_w = server.max_w - server.idle_w
-            return _on_grid(server.idle_w + dynamic_w * load**server.exponent)
-        x = load * 10.0
-        i = min(int(x), 9)
-        low_w, high_w = server.curve_w[i], server.curve_w[i + 1]
-        return _on_grid(low_w + (high_w - low_w) * (x - i))
+        return active_power_w(server, server.cpu_used / server.capacity[0])
 
     def _start_by(self, arrival: int, duration: int) -> int:
         slacks = [NEVER]
@@ -329,7 +320,7 @@ class ReferenceCluster:
             *_shares(server.capacity, self.reference_capacity),
             server.idle_w / self.reference_w,
             server.max_w / self.reference_w,
-            server.half_w / self.reference_w,
+            active_power_w(server, 0.5) / self.reference_w,
             float(server.mode == ACTIVE),
             float(server.mode == WAKING),
             float(server.mode == ASLEEP),
@@ -382,3 +373,14 @@ def _shares(parts: list[float], wholes: list[float]) -> list[float]:
 def _squash(x: float, scale: float) -> float:
     """Map any number into (-1, 1), with half of it reached at `scale`."""
     return x / (abs(x) + scale)
+
+
+def active_power_w(server: Server, load: float) -> float:
+    """What an awake server draws with this share of its CPU in use, in watts."""
+    if server.exponent > 0:
+        dynamic_w = server.max_w - server.idle_w
+        return _on_grid(server.idle_w + dynamic_w * load**server.exponent)
+    x = load * 10.0
+    i = min(int(x), 9)
+    low_w, high_w = server.curve_w[i], server.curve_w[i + 1]
+    return _on_grid(low_w + (high_w - low_w) * (x - i))

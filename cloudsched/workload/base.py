@@ -14,6 +14,7 @@ from cloudsched.sim.jobs import MAX_TICK, JobTable
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+TickArray = NDArray[np.int32]
 
 DAY_S = 86_400.0
 MAX_TICKS = 10_000_000
@@ -61,9 +62,9 @@ def check_length(num_ticks: int, jobs_per_tick: float) -> None:
         )
 
 
-def whole_ticks(seconds: FloatArray, tick_s: float) -> IntArray:
+def whole_ticks(seconds: FloatArray, tick_s: float) -> TickArray:
     """Turn durations into ticks: started ticks count, and every job takes at least one."""
-    return np.clip(np.ceil(seconds / tick_s), 1, MAX_TICK).astype(np.int64)
+    return np.clip(np.ceil(seconds / tick_s), 1, MAX_TICK).astype(np.int32)
 
 
 def normal_cdf(values: FloatArray) -> FloatArray:

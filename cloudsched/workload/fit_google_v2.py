@@ -1,7 +1,8 @@
-"""Rebuild the packaged Google figures from the trace: `python -m cloudsched.workload.fit_google_v2`.
+"""Rebuild the packaged Google figures from a recording of task attempts.
 
-Reads `google_v2_tasks_w1.parquet`, the task attempts of the first 14 parts of clusterdata-2011-2, and
-writes `data/google_v2.json`. The same file gives the same bytes.
+Run: `python -m cloudsched.workload.fit_google_v2 --data FOLDER`. It reads the attempts in the first
+14 parts of clusterdata-2011-2 (`google_v2_tasks_w1.parquet`) and writes `data/google_v2.json`. The
+same file gives the same bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import numpy as np
 
 from cloudsched.errors import CloudschedError
 from cloudsched.workload.base import FloatArray, IntArray
-from cloudsched.workload.google_v2 import DATA_FILE
+from cloudsched.workload.google_v2 import DATA_FILE, table_from_json
 from cloudsched.workload.traces.reading import DATA_VARIABLE, Column, find_path, read_parquet
 
 SOURCE = "google_v2_tasks_w1.parquet"
@@ -33,6 +35,7 @@ LEVELS = (
 )
 EXACT_JOB_TASKS = 20  # numbers of tasks up to here are counted one by one, larger ones in bins
 NUM_JOB_BINS = 60
+NUM_PAIRS = 100_000  # of tasks of one job, to find how alike they are
 
 ABOUT = {
     "what": "Requests and durations of tasks that finished, and tasks a job: shares and quantiles.",
@@ -80,7 +83,7 @@ def fit(source: Path) -> dict[str, Any]:
     values = read_parquet(source, columns, keep=("end_event", ("FINISH",))).columns
     # The file holds single precision; Google gives four digits.
     cpu, memory = _four_digits(values["cpu_req"]), _four_digits(values["mem_req"])
-    duration_s, job = values["duration_s"], values["job"]
+    duration_s, job = values["duration_s"], values["job"].astype(np.int64)
     request, of_task = np.unique(np.stack([cpu, memory], axis=1), axis=0, return_inverse=True)
     of_task = _merge_rare(request, of_task.reshape(-1))
     frequent, of_task, num_tasks = np.unique(of_task, return_inverse=True, return_counts=True)
@@ -92,7 +95,8 @@ def fit(source: Path) -> dict[str, Any]:
     ]
     job_tasks, num_jobs = _job_sizes(job)
     log_duration = np.log(duration_s)
-    return {
+    between_jobs = _between_share(job, log_duration)
+    figures: dict[str, Any] = {
         "about": ABOUT,
         "requests": {
             "cpu": request[frequent, 0].tolist(),
@@ -103,8 +107,8 @@ def fit(source: Path) -> dict[str, Any]:
         "durations": {
             "level": list(LEVELS),
             "quantile_s": quantiles,
-            "log_variance_between_jobs": round(_between_share(job, log_duration), 4),
-            "log_variance_between_requests": round(_between_share(of_task, log_duration), 4),
+            "log_variance_between_jobs": round(between_jobs, 4),
+            "job_weight": 0.0,
         },
         "jobs": {"tasks": job_tasks, "jobs": num_jobs},
         "spearman": {
@@ -113,6 +117,8 @@ def fit(source: Path) -> dict[str, Any]:
             "memory_duration": round(spearman(memory, duration_s), 4),
         },
     }
+    figures["durations"]["job_weight"] = _job_weight(figures, between_jobs)
+    return figures
 
 
 def to_text(figures: dict[str, Any]) -> str:
@@ -138,7 +144,8 @@ def _merge_rare(request: FloatArray, of_task: IntArray) -> IntArray:
     place = np.log(np.maximum(request, 1e-5))
     frequent = np.flatnonzero(np.bincount(of_task) >= RARE_TASKS)
     distance = ((place[:, None, :] - place[None, frequent, :]) ** 2).sum(axis=2)
-    return frequent[np.argmin(distance, axis=1)][of_task]
+    nearest: IntArray = frequent[np.argmin(distance, axis=1)]
+    return nearest[of_task]
 
 
 def _groups(of_task: IntArray, num_tasks: IntArray, log_duration: FloatArray) -> IntArray:
@@ -169,6 +176,25 @@ def _between_share(key: IntArray, values: FloatArray) -> float:
     _, position, count = np.unique(key, return_inverse=True, return_counts=True)
     mean = np.bincount(position, values) / count
     return float(np.var(mean[position]) / np.var(values))
+
+
+def _job_weight(figures: dict[str, Any], between_jobs: float) -> float:
+    """Find the weight with which tasks drawn for one job are as alike as in the recording."""
+    table = table_from_json(figures)
+    rng = np.random.default_rng(0)
+    request = table.request(rng.random(NUM_PAIRS))
+    shared, one, other = rng.standard_normal((3, NUM_PAIRS))
+    low, high = 0.0, 1.0
+    for _ in range(10):
+        weight = 0.5 * (low + high)
+        table = replace(table, job_weight=weight)
+        first, second = (
+            np.log(table.duration_s(request, table.rank_in_job(shared, own)))
+            for own in (one, other)
+        )
+        is_too_alike = float(np.corrcoef(first, second)[0, 1]) > between_jobs
+        low, high = (low, weight) if is_too_alike else (weight, high)
+    return round(0.5 * (low + high), 3)
 
 
 def _four_digits(values: FloatArray) -> FloatArray:

@@ -80,7 +80,7 @@ class GoogleV2Table:
     job_tasks: IntArray  # (T,) numbers of tasks that jobs have
     job_share: FloatArray  # (T,) share of jobs, sums to 1
     job_weight: float
-    """Share of the variance of durations of equal requests that tasks of one job have in common."""
+    """What tasks of one job share of the normal variable behind the rank of their duration."""
 
     def request(self, rank: FloatArray) -> IntArray:
         """Pick requests by uniform ranks."""
@@ -92,7 +92,13 @@ class GoogleV2Table:
         left = np.minimum(place.astype(np.int64), len(self.level) - 2)
         group = self.group[request]
         low, high = self.log_duration[group, left], self.log_duration[group, left + 1]
-        return np.exp(low + (place - left) * (high - low))
+        duration_s: FloatArray = np.exp(low + (place - left) * (high - low))
+        return duration_s
+
+    def rank_in_job(self, shared: FloatArray, own: FloatArray) -> FloatArray:
+        """Return ranks of durations from standard normals: of a task's job, and its own."""
+        weight = self.job_weight
+        return normal_cdf(math.sqrt(weight) * shared + math.sqrt(1.0 - weight) * own)
 
 
 class GoogleV2Workload:
@@ -107,10 +113,10 @@ class GoogleV2Workload:
         self._table = table = load_table()
         self._job_tasks = np.minimum(table.job_tasks, options.max_tasks_per_job)
         self._job_cumulative = np.cumsum(table.job_share)
-        self._tasks_per_job = float(self._job_tasks @ table.job_share)
+        self._tasks_per_job = float((self._job_tasks * table.job_share).sum())
         # A few of the longest tasks hold much of the work: evenly spread ranks are far more exact
         # here than random ones.
-        count = np.arange(REFERENCE_JOBS)
+        count = np.arange(REFERENCE_JOBS, dtype=np.float64)
         request = table.request((count + 0.5) / REFERENCE_JOBS)
         duration_s = table.duration_s(request, count * GOLDEN_RATIO % 1.0)
         rng = np.random.default_rng(REFERENCE_SEED)
@@ -162,10 +168,9 @@ class GoogleV2Workload:
         tasks = self._job_tasks[np.minimum(size, len(self._job_tasks) - 1)]
         demand = self._demand(request, rank[:, 2:])
         # Requests are drawn by their share of tasks, not of jobs, so tasks keep Google's marginals.
-        weight = self._table.job_weight
-        normal = math.sqrt(weight) * np.repeat(normal_rng.standard_normal(num_jobs), tasks)
-        normal += math.sqrt(1.0 - weight) * task_rng.standard_normal(len(normal))
-        duration_s = self._table.duration_s(np.repeat(request, tasks), normal_cdf(normal))
+        shared = np.repeat(normal_rng.standard_normal(num_jobs), tasks)
+        task_rank = self._table.rank_in_job(shared, task_rng.standard_normal(len(shared)))
+        duration_s = self._table.duration_s(np.repeat(request, tasks), task_rank)
         return JobTable(
             arrival_tick=np.repeat(np.repeat(np.arange(num_ticks), counts), tasks),
             demand=np.repeat(demand, tasks, axis=0),
@@ -196,8 +201,6 @@ def table_from_json(figures: dict[str, Any]) -> GoogleV2Table:
     requests, durations, jobs = figures["requests"], figures["durations"], figures["jobs"]
     cumulative = np.cumsum(np.array(requests["tasks"], dtype=np.float64))
     num_jobs = np.array(jobs["jobs"], dtype=np.float64)
-    between_jobs = durations["log_variance_between_jobs"]
-    between_requests = durations["log_variance_between_requests"]
     return GoogleV2Table(
         cpu=np.array(requests["cpu"], dtype=np.float64),
         memory=np.array(requests["memory"], dtype=np.float64),
@@ -207,5 +210,5 @@ def table_from_json(figures: dict[str, Any]) -> GoogleV2Table:
         log_duration=np.log(np.array(durations["quantile_s"], dtype=np.float64)),
         job_tasks=np.array(jobs["tasks"], dtype=np.int64),
         job_share=num_jobs / num_jobs.sum(),
-        job_weight=(between_jobs - between_requests) / (1.0 - between_requests),
+        job_weight=float(durations["job_weight"]),
     )

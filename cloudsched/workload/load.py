@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from cloudsched.errors import ConfigError
 from cloudsched.sim.fleet import Fleet
 from cloudsched.sim.jobs import on_grid
-from cloudsched.workload.base import FloatArray, IntArray
+from cloudsched.workload.base import FloatArray, TickArray
 
 MAX_LOAD = 10.0
 
-# Sampled workloads take their expectation over this many draws of a fixed seed. The standard error
-# is 0.3 % for the synthetic jobs and 0.4 % for the Google ones.
+# Sampled workloads take their expectation over this many jobs, drawn with a fixed seed: an error of
+# 0.3 % for the default synthetic jobs.
 REFERENCE_JOBS = 2**17
 REFERENCE_SEED = 20110501
 
 
 def arrivals_per_tick(
-    demand: FloatArray, duration_ticks: IntArray, *, fleet: Fleet, load: float
+    demand: FloatArray, duration_ticks: TickArray, *, fleet: Fleet, load: float
 ) -> float:
     """Return the rate at which jobs like these offer `load` to the fleet.
 
@@ -46,7 +46,7 @@ def arrivals_per_tick(
     return load / work
 
 
-def offered_work(demand: FloatArray, duration_ticks: IntArray, *, fleet: Fleet) -> FloatArray:
+def offered_work(demand: FloatArray, duration_ticks: TickArray, *, fleet: Fleet) -> FloatArray:
     """Return (J, R): ticks for which each job would fill the whole fleet; 0 if it fits nowhere."""
     work = demand * duration_ticks[:, None] / fleet.total_capacity
     work[~is_placeable(demand, fleet)] = 0.0

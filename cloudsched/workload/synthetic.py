@@ -56,7 +56,7 @@ class BurstyOptions(JobOptions):
 
 
 class PoissonWorkload:
-    """Independent jobs that arrive at a constant rate."""
+    """Independent jobs that arrive at a constant rate; ticks may have any length."""
 
     def __init__(self, options: JobOptions, *, fleet: Fleet, tick_s: float, load: float) -> None:
         self._options = options
@@ -171,7 +171,7 @@ class BurstyWorkload:
         order = np.argsort(tick, kind="stable")
         order = order[(tick[order] >= 0) & (tick[order] < num_ticks)]
         return JobTable(
-            arrival_tick=tick[order],
+            arrival_tick=tick[order].astype(np.int32),
             demand=np.repeat(demand, tasks, axis=0)[order],
             duration_ticks=rounded_ticks(duration[order]),
         )

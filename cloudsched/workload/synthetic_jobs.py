@@ -10,7 +10,7 @@ import numpy as np
 from cloudsched.config import Settings
 from cloudsched.errors import ConfigError
 from cloudsched.sim.jobs import MAX_TICK
-from cloudsched.workload.base import FloatArray, IntArray, normal_cdf
+from cloudsched.workload.base import FloatArray, TickArray, normal_cdf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,9 @@ class JobOptions(Settings):
             low, high = f"{resource}_min", f"{resource}_max"
             self._number(low, low=0.0, high=1e6)
             self._number(high, low=0.0, high=1e6, exclusive=True)
-            if getattr(self, low) > getattr(self, high):
-                raise ConfigError(
-                    f"{low}={getattr(self, low)!r}: expected at most {high}={getattr(self, high)!r}."
-                )
+            smallest, largest = getattr(self, low), getattr(self, high)
+            if smallest > largest:
+                raise ConfigError(f"{low}={smallest!r}: expected at most {high}={largest!r}.")
         self._number("rank_correlation", low=-1.0, high=1.0)
         self._number("mean_duration_ticks", low=1.0, high=1e6)
         self._number("duration_cv", low=0.0, high=10.0)
@@ -64,9 +63,9 @@ def draw_jobs(
     return demand, duration
 
 
-def rounded_ticks(duration: FloatArray) -> IntArray:
+def rounded_ticks(duration: FloatArray) -> TickArray:
     """Round durations to ticks, at least one; rounding keeps their mean."""
-    return np.clip(np.rint(duration), 1, MAX_TICK).astype(np.int64)
+    return np.clip(np.rint(duration), 1, MAX_TICK).astype(np.int32)
 
 
 def lognormal(normal: FloatArray, mean: float, cv: float) -> FloatArray:

@@ -66,8 +66,8 @@ def read_alibaba(path: Path, options: AlibabaOptions) -> Trace:
     duration_s = columns["deletion_time"] - columns["scheduled_time"]
     if (duration_s < 0.0).any():
         row = int(np.argmax(duration_s < 0.0))
-        scheduled = columns["scheduled_time"][row]
-        table.refuse(row, "deletion_time", f"is before the scheduled_time {scheduled}")
+        deleted, scheduled = columns["deletion_time"][row], columns["scheduled_time"][row]
+        table.refuse(row, "deletion_time", f"{deleted} is before the scheduled_time {scheduled}")
     has_run = np.isfinite(duration_s)
     if not has_run.any():
         raise TraceFileError(f"{path.name}: no pod was scheduled and deleted; nothing to replay.")

@@ -51,8 +51,8 @@ ENDS = {"finish": (FINISH,), "any": (EVICT, FAIL, FINISH, KILL, LOST)}
 END_NAMES = {"finish": ("FINISH",), "any": ("EVICT", "FAIL", "FINISH", "KILL", "LOST")}
 
 FOLDER_FILES = (
-    "part-*-of-*.csv*",
-    "task_events/part-*-of-*.csv*",
+    "part-*-of-*",
+    "task_events/part-*-of-*",
     "google_v2_tasks_w1.parquet",
     "google_v2_tasks_sample.csv.gz",
 )
@@ -84,14 +84,10 @@ def read_google(path: Path, *, ended: str) -> Trace:
     if files[0].suffix == ".parquet":
         return _read_tasks_parquet(files[0], ended)
     data = unpack(files[0])
-    if _is_event_line(first_line(data)):
-        return _read_events(files, data, ended)
-    return _read_tasks_csv(files[0], data)
-
-
-def _is_event_line(line: str) -> bool:
-    fields = split_csv(line)
-    return fields[0].strip().isdigit() or "submit_s" not in fields
+    has_header = any(column.name in split_csv(first_line(data)) for column in _task_columns())
+    if has_header:
+        return _read_tasks_csv(files[0], data)
+    return _read_events(files, data, ended)
 
 
 def _read_tasks_parquet(path: Path, ended: str) -> Trace:
@@ -100,8 +96,14 @@ def _read_tasks_parquet(path: Path, ended: str) -> Trace:
 
 
 def _read_tasks_csv(path: Path, data: bytes) -> Trace:
-    """Read a table with a header; these hold finished tasks only."""
-    return _tasks(csv_file(path, data).read_csv(_task_columns()))
+    """Read a table with a header, of tasks that finished."""
+    file = csv_file(path, data)
+    if "end_event" in file.names:
+        raise TraceFileError(
+            f"{path.name}, line 1: a CSV file of tasks has only finished ones, so no end_event; "
+            "leave the others and the column out, or use Parquet."
+        )
+    return _tasks(file.read_csv(_task_columns()))
 
 
 def _task_columns() -> list[Column]:

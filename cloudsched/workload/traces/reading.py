@@ -18,7 +18,7 @@ from cloudsched.errors import TraceFileError, suggestion
 from cloudsched.workload.base import FloatArray
 
 DATA_VARIABLE = "CLOUDSCHED_DATA"
-MAX_UNPACKED_BYTES = 2**31
+MAX_UNPACKED_BYTES = 2**29
 MAX_ROWS = 50_000_000
 # A line must end within two blocks; real ones have a few hundred bytes.
 BLOCK_BYTES = 2**16
@@ -51,8 +51,7 @@ class Table:
     def refuse(self, row: int, name: str, reason: str) -> NoReturn:
         """Raise the error for a value that cannot be right."""
         raise TraceFileError(
-            f"{self.path.name}, {self.locate(row, name)}: "
-            f"{float(self.columns[name][row])!r} {reason}."
+            f"{self.path.name}, {self.locate(row, name)}: {reason}; correct or remove it."
         )
 
     def check(self, columns: Sequence[Column], is_empty: Mapping[str, NDArray[np.bool_]]) -> None:
@@ -64,20 +63,18 @@ class Table:
             is_bad = ~is_inside & ~(empty & column.may_be_empty)
             if is_bad.any():
                 row = int(np.argmax(is_bad))
-                if empty[row]:
-                    self.refuse(row, column.name, "(empty); every row needs this value")
-                self.refuse(
-                    row, column.name, f"is not a number from {column.low:g} to {column.high:g}"
-                )
+                value = float(values[row])
+                reason = f"{value!r} is not a number from {column.low:g} to {column.high:g}"
+                self.refuse(row, column.name, "is empty" if empty[row] else reason)
 
 
 def find_path(path: str) -> Path:
     """Find a file or folder: as it is, else in the folder that `CLOUDSCHED_DATA` names."""
-    given = Path(path).expanduser()
+    given = Path(os.path.expanduser(path))
     folder = os.environ.get(DATA_VARIABLE)
     places = [given] if folder is None or given.is_absolute() else [given, Path(folder) / given]
     for place in places:
-        if place.exists():
+        if os.path.exists(place):  # unlike Path.exists, False for names that no system allows
             return place
     looked = " or ".join(str(place) for place in places)
     hint = "" if folder else f"; relative paths are also looked up in ${DATA_VARIABLE}, now not set"
@@ -85,11 +82,15 @@ def find_path(path: str) -> Path:
 
 
 def files_of(path: Path, patterns: Sequence[str]) -> list[Path]:
-    """Return the file itself, or the files of a folder that match the first pattern that any does."""
-    if not path.is_dir():
+    """Return the file itself, or what a folder has of the first pattern that matches anything."""
+    if path.is_file():
         return [path]
+    if not path.is_dir():
+        raise TraceFileError(f"{path}: neither a file nor a folder.")
     for pattern in patterns:
         found = sorted(path.glob(pattern))
+        if len({file.name.removesuffix(".gz") for file in found}) < len(found):
+            raise TraceFileError(f"{path}: holds the same file packed and unpacked; keep one.")
         if found:
             return found
     raise TraceFileError(f"{path}: no file in this folder matches {' or '.join(patterns)}.")
@@ -139,21 +140,22 @@ def read_parquet(
     import pyarrow.parquet as pq
 
     names = [column.name for column in columns]
+    wanted = names if keep is None else [*names, keep[0]]
     try:
         with pq.ParquetFile(path) as file:
-            for name in [*names, *([keep[0]] if keep else [])]:
+            for name in wanted:
                 if name not in file.schema_arrow.names:
                     raise TraceFileError(
                         f"{path.name}: no column {name!r}. "
                         f"{suggestion(name, file.schema_arrow.names)}"
                     )
             _check_rows(path, file.metadata.num_rows)
-            data = file.read(columns=[*names, *([keep[0]] if keep else [])])
+            data = file.read(columns=wanted)
         row = np.arange(data.num_rows)
         if keep is not None:
             is_kept = pc.is_in(data[keep[0]].cast(pa.string()), value_set=pa.array(keep[1]))
             row = np.flatnonzero(is_kept.to_numpy())
-            data = data.take(pa.array(row))
+            data = data.take(row)
         values = {name: data[name].cast(pa.float64()).to_numpy() for name in names}
         is_empty = {name: data[name].is_null().to_numpy() for name in names}
     except (pa.ArrowException, OSError) as error:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cloudsched.errors import TraceFileError, suggestion
 from cloudsched.workload.base import FloatArray
-from cloudsched.workload.traces.reading import Column, Table
+from cloudsched.workload.traces.reading import BLOCK_BYTES, Column, Table
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf(inity)?)", re.IGNORECASE)
 SHOWN_CHARACTERS = 40
@@ -59,7 +59,8 @@ class TextFile:
         return self._table(columns, values, is_empty)
 
     def read_columns_of_text(self, columns: Sequence[Column], *, comments: str) -> Table:
-        """Parse columns that any number of blanks keep apart."""
+        """Parse columns that any number of blanks keep apart; all must be numbers."""
+        all_columns = [Column(name=name) for name in self.names]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of a file without rows
@@ -67,9 +68,9 @@ class TextFile:
                     io.BytesIO(self.data), comments=comments, ndmin=2, encoding="utf-8"
                 )
         except ValueError as error:
-            self._blame(columns, error)
+            self._blame(all_columns, error)
         if data.size and data.shape[1] != len(self.names):
-            self._blame(columns, ValueError(f"{data.shape[1]} columns"))
+            self._blame(all_columns, ValueError(f"{data.shape[1]} columns"))
         data = data.reshape(-1, len(self.names))
         values = {column.name: data[:, self.names.index(column.name)] for column in columns}
         nowhere = np.zeros(len(data), dtype=np.bool_)
@@ -96,7 +97,7 @@ class TextFile:
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """Yield number and fields of each line that is a row."""
-        for number, line in enumerate(io.BytesIO(self.data), start=1):
+        for number, line in enumerate(self.data.splitlines(), start=1):
             fields = self.split(line.decode("utf-8", errors="replace").strip())
             if fields and not (self.has_header and number == 1):
                 yield number, fields
@@ -105,7 +106,7 @@ class TextFile:
         for index, (number, _) in enumerate(self._lines()):
             if index == row:
                 return self._where(number, name)
-        raise AssertionError(f"row {row} of {self.path} is gone")
+        return f"row {row + 1}, column {name}"  # odd line ends: the parsers count otherwise
 
     def _where(self, number: int, name: str) -> str:
         return f"line {number}, column {self.names.index(name) + 1} ({name})"
@@ -123,7 +124,7 @@ class TextFile:
                 if text and not NUMBER.fullmatch(text):
                     raise TraceFileError(
                         f"{self.path.name}, {self._where(number, column.name)}: "
-                        f"{text[:SHOWN_CHARACTERS]!r} is not a number."
+                        f"{text[:SHOWN_CHARACTERS]!r} is not a number; correct or remove it."
                     ) from error
         raise TraceFileError(f"{self.path.name}: cannot be parsed ({error}).") from error
 
@@ -140,7 +141,8 @@ def csv_file(path: Path, data: bytes, *, names: Sequence[str] | None = None) -> 
 
 def first_line(data: bytes) -> str:
     """Return the first line without its end."""
-    return data.split(b"\n", 1)[0].decode("utf-8", errors="replace").strip()
+    lines = data[: 2 * BLOCK_BYTES].splitlines()
+    return lines[0].decode("utf-8", errors="replace").strip() if lines else ""
 
 
 def split_csv(line: str) -> list[str]:

@@ -1,0 +1,131 @@
+"""`cloudsched tune-heuristic`: CMA-ES over the numbers of a heuristic, on train seeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cloudsched import __version__
+from cloudsched.envs.scenario import Scenario
+from cloudsched.errors import ConfigError
+from cloudsched.evaluation import SPLITS
+from cloudsched.heuristics.catalog import load_heuristic
+from cloudsched.heuristics.tuning import (
+    TunedHeuristic,
+    TuningProgress,
+    free_parameters,
+    tune_heuristic,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneHeuristic:
+    """Tune a heuristic's numbers for one workload, or for several at once.
+
+    The search is CMA-ES on common random numbers over the train seeds; the test seeds are never
+    touched. The outcome is a file that every `--policy` accepts. Ctrl-C keeps the best so far.
+
+    Example: cloudsched tune-heuristic --policy power_aware+headroom --whole --workloads poisson
+    """
+
+    policy: str = "power_aware+headroom"
+    """Where the search starts: a name of `cloudsched policies`, or a file."""
+    workloads: tuple[str, ...] = ("poisson",)
+    """Workloads to be good at; with several, each counts by its return relative to the start's."""
+    preset: str = "default"
+    """Rules of the cluster (`cloudsched presets`)."""
+    load: float = 0.5
+    """Work offered, as a share of the fleet's capacity."""
+    whole: bool = False
+    """Tune order and placement too; otherwise only the sleep controller, scan depth and holding."""
+    evaluations: int = 2000
+    """Candidates to try; each runs on all the train seeds."""
+    population: int = 16
+    """Candidates in a generation."""
+    num_seeds: int = 50
+    """How many of the train seeds to use."""
+    seed: int = 0
+    """Seed of the search."""
+    out: Path = field(default_factory=lambda: Path("runs/tuned.json"))
+    """File to write."""
+    json: bool = False
+    """Print the outcome as JSON on stdout."""
+
+    def run(self) -> None:
+        """Tune, and write the outcome."""
+        if self.out.suffix != ".json":
+            raise ConfigError(f"--out {str(self.out)!r}: expected a file ending in .json.")
+        for name, low in (("evaluations", 1), ("population", 4), ("num_seeds", 1)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"--{name} {getattr(self, name)}: expected at least {low}.")
+        seeds = list(SPLITS["train"])[: self.num_seeds]
+        start = load_heuristic(self.policy)
+        scenarios = [
+            Scenario(preset=self.preset, workload=workload, load=self.load)
+            for workload in self.workloads
+        ]
+        console = Console(file=sys.stderr)
+        console.print(
+            f"tuning {self.policy} on {', '.join(self.workloads)} (preset {self.preset}, load "
+            f"{self.load}), {len(seeds)} train seeds, search seed {self.seed}"
+        )
+        with Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console
+        ) as progress:
+            task = progress.add_task("compiling", total=self.evaluations)
+
+            def report(state: TuningProgress) -> None:
+                text = f"best {state.best_return:.4g}, generation {state.generation_return:.4g}"
+                progress.update(task, completed=state.evaluations, description=text)
+
+            tuned = tune_heuristic(
+                start,
+                scenarios,
+                seeds,
+                names=free_parameters(start, is_whole=self.whole),
+                evaluations=self.evaluations,
+                population=self.population,
+                seed=self.seed,
+                report=report,
+            )
+        document = self._document(tuned, seeds)
+        _write(self.out, document)
+        if self.json:
+            print(json.dumps(document, indent=1))
+        else:
+            gain = tuned.train_return - tuned.start_return
+            print(f"train return {tuned.train_return:.4f} (start {tuned.start_return:.4f}, "
+                  f"gain {gain:.4f}) after {tuned.evaluations} candidates")
+            print(self.out)
+
+    def _document(self, tuned: TunedHeuristic, seeds: list[int]) -> dict[str, object]:
+        return {
+            "schema": "cloudsched.heuristic.v1",
+            "parameters": tuned.config.to_dict(),
+            "train_return": tuned.train_return,
+            "start_return": tuned.start_return,
+            "evaluations": tuned.evaluations,
+            "start": self.policy,
+            "workloads": list(self.workloads),
+            "preset": self.preset,
+            "load": self.load,
+            "seeds": seeds,
+            "search_seed": self.seed,
+            "cloudsched": __version__,
+        }
+
+
+def _write(path: Path, document: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

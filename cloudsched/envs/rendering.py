@@ -1,0 +1,156 @@
+"""A cluster as coloured text for terminals, and as an image for videos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloudsched.envs.picture import draw_picture
+from cloudsched.envs.snapshot import (
+    QueuedJob,
+    Snapshot,
+    server_groups,
+    short_model,
+    take_snapshot,
+)
+from cloudsched.sim.engine import ClusterEngine
+from cloudsched.sim.state import ACTIVE, ASLEEP, MODE_NAMES, WAKING
+
+# Larger fleets are shown as a grid with one character for each server.
+MAX_TABLE_SERVERS = 40
+GRID_COLUMNS = 75
+GRID_ROWS = 24
+MAX_JOB_LINES = 10
+MAX_BARS = 3
+BARS_WIDTH = 36
+
+PLAIN, BOLD, DIM, RED, MAGENTA = "0", "1", "2", "1;31", "35"
+MODE_COLOURS = {ACTIVE: PLAIN, WAKING: MAGENTA, ASLEEP: DIM}
+# 256-colour codes that grow lighter from blue over green to yellow, as viridis does.
+USE_COLOURS = ("38;5;62", "38;5;31", "38;5;36", "38;5;77", "38;5;148", "38;5;220")
+LEVELS = "▁▂▃▄▅▆▇█"
+EIGHTHS = " ▏▎▍▌▋▊▉"
+IDLE_MARK, WAKING_MARK, ASLEEP_MARK = "□", "↑", "z"
+
+
+def render_ansi(engine: ClusterEngine, e: int) -> str:
+    """Draw cluster e as text of 80 columns with ANSI colours."""
+    snapshot = take_snapshot(engine, e)
+    is_small = snapshot.fleet.num_servers <= MAX_TABLE_SERVERS
+    lines = [
+        *_header(snapshot),
+        "",
+        *(_table(snapshot) if is_small else _grid(snapshot)),
+        "",
+        *_queue(snapshot),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def render_rgb(engine: ClusterEngine, e: int) -> NDArray[np.uint8]:
+    """Draw cluster e as an image, (540, 960, 3) whatever the number of servers."""
+    return np.array(draw_picture(take_snapshot(engine, e)), dtype=np.uint8)
+
+
+def _header(snapshot: Snapshot) -> Iterator[str]:
+    yield _paint(
+        f"tick {snapshot.tick}/{snapshot.episode_ticks}  {snapshot.clock}  "
+        f"power {snapshot.power_w:,.0f} W = {snapshot.power_share:.0%} of {snapshot.full_w:,.0f} W",
+        BOLD,
+    )
+    violations = f"violations {snapshot.violations}"
+    yield (
+        f"queue {snapshot.queue_length}  running {snapshot.num_running}  "
+        f"completed {snapshot.completed}  rejected {snapshot.rejected}  "
+        + (_paint(violations, RED) if snapshot.violations else violations)
+    )
+
+
+def _table(snapshot: Snapshot) -> Iterator[str]:
+    """One line for each server."""
+    resources = snapshot.fleet.resources[:MAX_BARS]
+    width = BARS_WIDTH // len(resources)
+    heads = "".join(f"{name[: width - 1]:<{width}}" for name in resources)
+    yield _paint(f"{'#':>3} {'state':<10}{heads}{'jobs':>4}{'watts':>7}  model", DIM)
+    for n, mode in enumerate(snapshot.mode.tolist()):
+        word, bars = MODE_NAMES[mode], " " * (width * len(resources))
+        if mode == ACTIVE:
+            bars = "".join(_bar(use, width) for use in snapshot.use[n, : len(resources)].tolist())
+        elif mode == WAKING and snapshot.wake_left[n] < 100:
+            word = f"{word} {snapshot.wake_left[n]}"
+        state = _paint(f"{word:<10}", MODE_COLOURS[mode])
+        figures = f"{snapshot.server_jobs[n]:>4}{snapshot.server_w[n]:>7.0f}"
+        yield f"{n:>3} {state}{bars}{figures}  {short_model(snapshot.fleet.models[n], 17)}"
+
+
+def _grid(snapshot: Snapshot) -> Iterator[str]:
+    """One character for each server, under the name of its model."""
+    for group in server_groups(snapshot.fleet, GRID_ROWS * GRID_COLUMNS):
+        yield f"{_paint(group.title, BOLD)}: {snapshot.summary(group.servers)}"
+        for start in range(0, len(group.drawn), GRID_COLUMNS):
+            row = group.drawn[start : start + GRID_COLUMNS]
+            yield "  " + "".join(_mark(snapshot, n) for n in row.tolist())
+    ramp = "".join(
+        _paint(level, _use_colour(i / (len(LEVELS) - 1))) for i, level in enumerate(LEVELS)
+    )
+    yield (
+        f"  {ramp} active, by CPU   {IDLE_MARK} active, idle   "
+        f"{_paint(WAKING_MARK, MAGENTA)} waking   {_paint(ASLEEP_MARK, DIM)} asleep"
+    )
+
+
+def _mark(snapshot: Snapshot, n: int) -> str:
+    mode = int(snapshot.mode[n])
+    if mode != ACTIVE:
+        return _paint(WAKING_MARK if mode == WAKING else ASLEEP_MARK, MODE_COLOURS[mode])
+    if snapshot.server_jobs[n] == 0:
+        return IDLE_MARK
+    use = float(snapshot.use[n, 0])
+    return _paint(LEVELS[min(int(use * len(LEVELS)), len(LEVELS) - 1)], _use_colour(use))
+
+
+def _queue(snapshot: Snapshot) -> Iterator[str]:
+    """The visible jobs, one on a line."""
+    shown = snapshot.jobs[:MAX_JOB_LINES]
+    if not shown:
+        yield _paint("queue: empty", BOLD)
+        return
+    late = f"{snapshot.num_late} late"
+    yield (
+        _paint(f"queue: {snapshot.queue_length} waiting, ", BOLD)
+        + _paint(late, RED if snapshot.num_late else BOLD)
+        + f"; the first {len(shown)}:"
+    )
+    resources = snapshot.fleet.resources[:MAX_BARS]
+    heads = "".join(f"{name[:8]:>9}" for name in resources)
+    yield _paint(f"{'slot':>4}{'job':>8}{heads}{'duration':>10}{'waited':>8}{'laxity':>8}", DIM)
+    for k, job in enumerate(shown):
+        line = _job_line(k, job, len(resources))
+        yield _paint(line, RED) if job.is_late else line
+
+
+def _job_line(k: int, job: QueuedJob, num_shown: int) -> str:
+    demand = "".join(f"{amount:>9.3g}" for amount in job.demand[:num_shown])
+    laxity = "none" if job.laxity_ticks is None else str(job.laxity_ticks)
+    ticks = f"{job.duration_ticks:>10}{job.wait_ticks:>8}{laxity:>8}"
+    return f"{k:>4}{job.row:>8}{demand}{ticks}{'  LATE' if job.is_late else ''}"
+
+
+def _bar(use: float, width: int) -> str:
+    """A bar with its percentage behind it, `width` columns in all."""
+    length = width - 6
+    eighths = round(use * length * 8)
+    partial = EIGHTHS[eighths % 8] if eighths % 8 else ""
+    filled = "█" * (eighths // 8) + partial
+    rest = _paint("·" * (length - len(filled)), DIM)
+    return f"{_paint(filled, _use_colour(use))}{rest}{use:>5.0%} "
+
+
+def _use_colour(use: float) -> str:
+    return USE_COLOURS[min(int(use * len(USE_COLOURS)), len(USE_COLOURS) - 1)]
+
+
+def _paint(text: str, code: str) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if text else ""

@@ -1,0 +1,71 @@
+"""The policy that runs a heuristic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloudsched.config import ClusterConfig
+from cloudsched.errors import ConfigError
+from cloudsched.heuristics.kernels import CURVE_STEPS, FleetTable, columns, decide
+from cloudsched.heuristics.parameters import HeuristicConfig, parameter_records
+from cloudsched.sim.engine import ClusterEngine
+
+
+class HeuristicPolicy:
+    """Order, placement and sleep control, composed from the numbers of a `HeuristicConfig`.
+
+    Args:
+        cluster: rules of the clusters it will decide for; fixes the fleet.
+        heuristics: one for all clusters, or one for each (tuning runs many candidates at once).
+    """
+
+    def __init__(
+        self, cluster: ClusterConfig, heuristics: HeuristicConfig | Sequence[HeuristicConfig]
+    ) -> None:
+        configs = [heuristics] if isinstance(heuristics, HeuristicConfig) else list(heuristics)
+        self._parameters = parameter_records(configs)
+        self._columns = columns(cluster.num_resources)
+        self._fleet = fleet_table(cluster)
+        self.reset(len(configs))
+
+    def reset(self, num_clusters: int) -> None:
+        """Forget which server round robin used last."""
+        if len(self._parameters) not in (1, num_clusters):
+            raise ConfigError(
+                f"{len(self._parameters)} heuristics for {num_clusters} clusters; "
+                "expected one for all, or one for each."
+            )
+        self._last_server = np.full(num_clusters, -1, np.int64)
+        self._actions = np.zeros(num_clusters, np.int64)
+
+    def act(self, observation: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
+        """Return (E,) legal actions; the array is overwritten by the next call."""
+        if len(observation["servers"]) != len(self._actions):
+            self.reset(len(observation["servers"]))
+        decide(
+            self._fleet,
+            self._columns,
+            self._parameters,
+            observation["servers"],
+            observation["jobs"],
+            observation["context"],
+            observation["action_mask"],
+            self._last_server,
+            self._actions,
+        )
+        return self._actions
+
+
+def fleet_table(cluster: ClusterConfig) -> FleetTable:
+    """Return the power curves and the worth of a mean server, as the kernel reads them."""
+    engine = ClusterEngine(cluster)
+    capacity = engine.fleet.capacity
+    loads = np.linspace(0.0, 1.0, CURVE_STEPS + 1)
+    return FleetTable(
+        curve_w=np.stack([engine.power_at(float(load)) for load in loads], axis=1),
+        server_worth=capacity.mean(axis=0) / capacity.max(axis=0),
+    )

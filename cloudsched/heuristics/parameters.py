@@ -1,0 +1,116 @@
+"""The numbers that make a heuristic: weights of order and placement, and the sleep controller.
+
+Every classic rule is a point in this space, so one kernel runs them all and one search tunes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloudsched.config import Settings
+from cloudsched.sim.records import records
+
+SLEEP_CONTROLLERS = ("never", "idle_timeout", "utilisation_band", "headroom")
+NEVER_SLEEP, IDLE_TIMEOUT, UTILISATION_BAND, HEADROOM = range(len(SLEEP_CONTROLLERS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeuristicConfig(Settings):
+    """A heuristic: which job first, on which server, and when servers sleep.
+
+    The visible job with the lowest `order_*` key that fits somewhere goes to the server with the
+    lowest `place_*` score. When nothing fits (or is held back), the sleep controller may toggle a
+    server; then the policy waits.
+    """
+
+    sleep: str = "never"
+    """The sleep controller: never, idle_timeout, utilisation_band or headroom."""
+
+    order_wait: float = 0.0
+    """Weight of the ticks a job has waited; -1 alone is first in, first out."""
+    order_duration: float = 0.0
+    """Weight of the duration in ticks; 1 alone is shortest job first."""
+    order_laxity: float = 0.0
+    """Weight of the ticks left to start in time; 1 alone is least laxity first."""
+    order_size: float = 0.0
+    """Weight of the mean demand; -1 alone is largest first (first-fit decreasing)."""
+    scan_depth: float = 1000.0
+    """How many jobs of that order may be tried; 1 lets a job that fits nowhere block the rest."""
+
+    place_index: float = 0.0
+    """Weight of the server's index; 1 alone is first fit."""
+    place_cycle: float = 0.0
+    """Weight of the distance from the last server used; 1 alone is round robin."""
+    place_leftover: float = 0.0
+    """Weight of what stays free; 1 alone is best fit, -1 worst fit."""
+    place_alignment: float = 0.0
+    """Weight of demand times free capacity; -1 alone is Tetris."""
+    place_power: float = 0.0
+    """Weight of the added watts."""
+    place_energy: float = 0.0
+    """Weight of added watts times duration."""
+    place_extension: float = 0.0
+    """Weight of the idle energy for which the job keeps its server up longer than it would be."""
+    place_idle: float = 0.0
+    """Weight of the server having no job yet."""
+    hold_laxity: float = 1e6
+    """A job with more ticks of laxity than this is not placed on a server without jobs."""
+
+    timeout_ticks: float = 5.0
+    """idle_timeout: ticks without a job after which a server sleeps."""
+    spare_servers: float = 1.0
+    """idle_timeout: servers without a job that stay awake."""
+    band_low: float = 0.5
+    """utilisation_band: below this use of the awake capacity a server sleeps."""
+    band_high: float = 0.8
+    """utilisation_band: above this use of the awake capacity a server wakes."""
+
+    headroom_constant: float = 1.0
+    """headroom: mean servers' worth of capacity kept beyond what is in use."""
+    headroom_root: float = 0.5
+    """headroom: times the square root of the servers' worth in use (square-root staffing)."""
+    headroom_queued: float = 1.0
+    """headroom: weight of all queued demand."""
+    headroom_urgent: float = 0.0
+    """headroom: weight of the visible jobs that have little laxity left."""
+    urgent_ticks: float = 5.0
+    """headroom: laxity up to which a visible job is urgent."""
+    headroom_rate: float = 0.0
+    """headroom: weight of (work arriving a tick over 30 ticks - CPU in use)."""
+    headroom_trend: float = 0.0
+    """headroom: weight of (work arriving a tick over 5 ticks - over 200)."""
+    headroom_release: float = 0.0
+    """headroom: weight of the CPU given back within 5 ticks, which is subtracted."""
+    hysteresis: float = 0.5
+    """headroom: servers' worth that must be left over before one sleeps."""
+    min_idle_ticks: float = 0.0
+    """headroom: ticks without a job before a server may sleep."""
+    idle_bias: float = 0.0
+    """Servers rank by (full-load watts + this * idle watts) / CPU; low ones wake first."""
+
+    def __post_init__(self) -> None:
+        self._choice("sleep", SLEEP_CONTROLLERS)
+        for f in fields(self):
+            if f.name != "sleep":
+                self._number(f.name, low=-1e9, high=1e9)
+
+
+PARAMETER_DTYPE = np.dtype(
+    [(f.name, np.int64 if f.name == "sleep" else np.float64) for f in fields(HeuristicConfig)],
+    align=True,
+)
+
+
+def parameter_records(configs: Sequence[HeuristicConfig]) -> NDArray[np.void]:
+    """Return one record for each config, as the kernel reads them."""
+    table = records(len(configs), PARAMETER_DTYPE)
+    for f in fields(HeuristicConfig):
+        column = [getattr(config, f.name) for config in configs]
+        if f.name == "sleep":
+            column = [SLEEP_CONTROLLERS.index(name) for name in column]
+        table[f.name] = column
+    return table

@@ -1,0 +1,220 @@
+"""Tunes a heuristic's numbers with CMA-ES, on train seeds and common random numbers.
+
+Every candidate faces the same arrivals, so differences between candidates are theirs. A generation
+runs as one batch: cluster `c * S + s` is candidate c on seed s. Threads share the batch out, because
+the kernels release the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import cma
+import numpy as np
+from numpy.typing import NDArray
+
+from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.envs.scenario import Scenario
+from cloudsched.errors import ConfigError
+from cloudsched.heuristics.composed import HeuristicPolicy
+from cloudsched.heuristics.parameters import HeuristicConfig
+from cloudsched.metrics import episode_return
+from cloudsched.sim.jobs import JobTable
+
+# Range that the search may use for each number.
+RANGES: dict[str, tuple[float, float]] = {
+    "order_wait": (-3.0, 0.0),
+    "order_duration": (-1.0, 3.0),
+    "order_laxity": (0.0, 3.0),
+    "order_size": (-50.0, 50.0),
+    "scan_depth": (1.0, 8.0),
+    "place_leftover": (-2.0, 2.0),
+    "place_alignment": (-2.0, 2.0),
+    "place_power": (-1.0, 3.0),
+    "place_energy": (0.0, 5.0),
+    "place_extension": (0.0, 5.0),
+    "place_idle": (-2.0, 3.0),
+    "hold_laxity": (-1.0, 40.0),
+    "timeout_ticks": (0.0, 60.0),
+    "spare_servers": (0.0, 6.0),
+    "band_low": (0.05, 0.95),
+    "band_high": (0.3, 1.2),
+    "headroom_constant": (-3.0, 5.0),
+    "headroom_root": (-1.0, 3.0),
+    "headroom_queued": (0.0, 3.0),
+    "headroom_urgent": (0.0, 4.0),
+    "urgent_ticks": (0.0, 15.0),
+    "headroom_rate": (-1.0, 1.0),
+    "headroom_trend": (-1.0, 2.0),
+    "headroom_release": (-0.5, 1.5),
+    "hysteresis": (0.0, 3.0),
+    "min_idle_ticks": (0.0, 20.0),
+    "idle_bias": (-0.5, 3.0),
+}
+
+_ORDER_AND_PLACEMENT = tuple(
+    name for name in RANGES if name.startswith(("order_", "place_", "scan_", "hold_"))
+)
+_SLEEP = {
+    "never": (),
+    "idle_timeout": ("timeout_ticks", "spare_servers", "idle_bias"),
+    "utilisation_band": ("band_low", "band_high", "idle_bias"),
+    "headroom": (
+        *(name for name in RANGES if name.startswith("headroom_")),
+        *("urgent_ticks", "hysteresis", "min_idle_ticks", "idle_bias"),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningProgress:
+    """Where the search stands after a generation."""
+
+    evaluations: int
+    best_return: float
+    generation_return: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedHeuristic:
+    """The outcome of a search."""
+
+    config: HeuristicConfig
+    train_return: float
+    """Mean over scenarios and train seeds of the episode return; of the returns relative to the
+    start when there are several scenarios."""
+    start_return: float
+    evaluations: int
+
+
+def free_parameters(config: HeuristicConfig, *, is_whole: bool) -> tuple[str, ...]:
+    """Return the numbers to search: those of the sleep controller, and of all else if `is_whole`."""
+    sleep = _SLEEP[config.sleep]
+    return (*_ORDER_AND_PLACEMENT, *sleep) if is_whole else ("scan_depth", "hold_laxity", *sleep)
+
+
+def tune_heuristic(
+    start: HeuristicConfig,
+    scenarios: Sequence[Scenario],
+    seeds: Sequence[int],
+    *,
+    names: Sequence[str],
+    evaluations: int,
+    population: int,
+    seed: int,
+    report: Callable[[TuningProgress], None],
+) -> TunedHeuristic:
+    """Search for better numbers.
+
+    Args:
+        start: where the search begins.
+        scenarios: what to be good at; with several, each counts by its return relative to the
+            start's, so that none dominates.
+        seeds: arrivals of every candidate; train seeds only.
+        names: the numbers to search.
+        evaluations: candidates to try.
+        report: called after each generation; may raise KeyboardInterrupt to end the search, which
+            then returns the best so far.
+    """
+    if not names:
+        raise ConfigError(f"A heuristic with sleep={start.sleep!r} has no numbers to tune.")
+    score = _Scorer(scenarios, seeds, population)
+    start_return = score([start])
+    scale = np.abs(start_return[:, 0]) if len(scenarios) > 1 else np.ones(1)
+    low, high = np.array([RANGES[name] for name in names]).T
+    origin = np.array([getattr(start, name) for name in names])
+    search = cma.CMAEvolutionStrategy(
+        np.clip((origin - low) / (high - low), 0.02, 0.98),
+        0.2,
+        {"bounds": [0.0, 1.0], "popsize": population, "seed": seed + 1, "verbose": -9},
+    )
+    best, best_return, done = start, float((start_return[:, 0] / scale).mean()), 1
+    try:
+        while done < evaluations and not search.stop():
+            points = search.ask()
+            configs = [_moved(start, names, low + (high - low) * np.asarray(x)) for x in points]
+            # The mean of the search is often better than any sample of it.
+            mean = low + (high - low) * np.clip(search.mean, 0.0, 1.0)
+            returns = (score([*configs, _moved(start, names, mean)]) / scale[:, None]).mean(axis=0)
+            search.tell(points, (-returns[:-1]).tolist())
+            configs.append(_moved(start, names, mean))
+            done += len(configs)
+            leader = int(np.argmax(returns))
+            if returns[leader] > best_return:
+                best, best_return = configs[leader], float(returns[leader])
+            report(
+                TuningProgress(
+                    evaluations=done,
+                    best_return=best_return,
+                    generation_return=float(np.median(returns)),
+                )
+            )
+    except KeyboardInterrupt:
+        pass
+    return TunedHeuristic(
+        config=best,
+        train_return=best_return,
+        start_return=float((start_return[:, 0] / scale).mean()),
+        evaluations=done,
+    )
+
+
+def _moved(
+    start: HeuristicConfig, names: Sequence[str], values: NDArray[np.float64]
+) -> HeuristicConfig:
+    changes: dict[str, Any] = {
+        name: round(float(v), 4) for name, v in zip(names, values, strict=True)
+    }
+    return start.replace(**changes)
+
+
+class _Scorer:
+    """Runs candidates on all scenarios and seeds; environments are built once."""
+
+    def __init__(self, scenarios: Sequence[Scenario], seeds: Sequence[int], population: int) -> None:
+        self._num_seeds = len(seeds)
+        self._threads = max(1, os.cpu_count() or 1)
+        self._tables: list[list[JobTable]] = []
+        self._scenarios = scenarios
+        self._envs: dict[tuple[int, int, int], ClusterVectorEnv] = {}
+        for scenario in scenarios:
+            env = _environment(scenario, 1)
+            ticks = env.config.episode_ticks
+            self._tables.append([env.workload.jobs(seed, ticks) for seed in seeds])
+
+    def __call__(self, configs: Sequence[HeuristicConfig]) -> NDArray[np.float64]:
+        """Return (scenarios, candidates) mean episode returns."""
+        shards = np.array_split(np.arange(len(configs)), min(self._threads, len(configs)))
+        work = [(i, j) for i in range(len(self._scenarios)) for j in range(len(shards))]
+        result = np.zeros((len(self._scenarios), len(configs)))
+        with ThreadPoolExecutor(self._threads) as pool:
+            scores = pool.map(lambda ij: self._run(*ij, [configs[c] for c in shards[ij[1]]]), work)
+            for (i, j), returns in zip(work, scores, strict=True):
+                result[i, shards[j]] = returns
+        return result
+
+    def _run(
+        self, scenario: int, shard: int, configs: Sequence[HeuristicConfig]
+    ) -> NDArray[np.float64]:
+        key = (scenario, shard, len(configs))
+        num_clusters = len(configs) * self._num_seeds
+        if key not in self._envs:
+            self._envs[key] = _environment(self._scenarios[scenario], num_clusters)
+        env = self._envs[key]
+        policy = HeuristicPolicy(
+            env.config, [config for config in configs for _ in range(self._num_seeds)]
+        )
+        observation = env.reset_to(self._tables[scenario] * len(configs))
+        while not env.advance(policy.act(observation)).is_truncated.all():
+            pass
+        return episode_return(env.engine).reshape(len(configs), self._num_seeds).mean(axis=1)
+
+
+def _environment(scenario: Scenario, num_clusters: int) -> ClusterVectorEnv:
+    return ClusterVectorEnv(
+        num_clusters, copy=False, autoreset_mode="Disabled", **scenario.to_dict()
+    )
