@@ -2,27 +2,27 @@
 
 An evaluation's JSON has these keys; they are stable, and a change of meaning changes `schema`.
 
-| key                                | value                                                        |
+| key                      | value                                                        |
 |--------------------------|--------------------------------------------------------------|
-| `schema`                           | "cloudsched.evaluation.v1"                                   |
-| `policy`                           | its name, or the file that holds its numbers                 |
-| `scenario`                         | preset, workload, load, settings, workload_options           |
-| `cluster`                          | every rule, fleet and reward setting that follows from those |
-| `split`, `seeds`                   | "test", "train" or null; the list of seeds                   |
-| each name in `METRICS`             | `mean`, `ci_low`, `ci_high`: 95 % bootstrap over seeds       |
-| `energy_over_bound`                | the same three, of energy / energy bound                     |
-| `versions`, `git_commit`           | of what ran; the commit is null outside a repository         |
-| `files`                            | where it was saved, if it was                                |
+| `schema`                 | "cloudsched.evaluation.v1"                                   |
+| `policy`                 | its name, or the file that holds its numbers                 |
+| `scenario`               | preset, workload, load, settings, workload_options           |
+| `cluster`                | every rule, fleet and reward setting that follows from those |
+| `split`, `seeds`         | "test", "train" or null; the list of seeds                   |
+| each name in `METRICS`   | `mean`, `ci_low`, `ci_high`: 95 % bootstrap over seeds       |
+| `energy_over_bound`      | the same three, of energy / energy bound                     |
+| `versions`, `git_commit` | of what ran; the commit is null outside a repository         |
+| `files`                  | where it was saved, if it was                                |
 
 A comparison's has `schema` "cloudsched.comparison.v1", `scenario`, `cluster`, `split`, `seeds`,
 `versions`, `git_commit` and `files` as above, and
 
-| key                                | value                                                        |
+| key                      | value                                                        |
 |--------------------------|--------------------------------------------------------------|
-| `policies`                         | name -> metric -> `mean`, `ci_low`, `ci_high`                |
-| `baseline`                         | the policy that all others are compared with                 |
-| `differences`                      | name -> metric -> the same three, of policy - baseline,      |
-|                                    | paired by seed; the baseline itself is absent                |
+| `policies`               | name -> metric -> `mean`, `ci_low`, `ci_high`                |
+| `baseline`               | the policy that all others are compared with                 |
+| `differences`            | name -> metric -> the same three, of policy - baseline,      |
+|                          | paired by seed; the baseline itself is absent                |
 
 The Parquet file has one row for each policy and seed: `policy`, `seed`, and one column a metric.
 """

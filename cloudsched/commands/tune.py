@@ -100,8 +100,10 @@ class TuneHeuristic:
             print(json.dumps(document, indent=1))
         else:
             gain = tuned.train_return - tuned.start_return
-            print(f"train return {tuned.train_return:.4f} (start {tuned.start_return:.4f}, "
-                  f"gain {gain:.4f}) after {tuned.evaluations} candidates")
+            print(
+                f"train return {tuned.train_return:.4f} (start {tuned.start_return:.4f}, "
+                f"gain {gain:.4f}) after {tuned.evaluations} candidates"
+            )
             print(self.out)
 
     def _document(self, tuned: TunedHeuristic, seeds: list[int]) -> dict[str, object]:

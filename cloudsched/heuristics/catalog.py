@@ -3,7 +3,7 @@
 `NAME` never sleeps; `NAME+sleep` adds an idle timeout with a spare server, `NAME+band` a utilisation
 band, `NAME+headroom` the headroom controller. `NAME@WORKLOAD` has its numbers tuned on the train
 seeds of that workload with the default preset, `NAME@PRESET/WORKLOAD` with another; they ship in
-`data/tuned.json`.
+`data/tuned.json`. `random`, the floor of every comparison, has no numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.heuristics.ordering import ORDERS
 from cloudsched.heuristics.parameters import HeuristicConfig
 from cloudsched.heuristics.placement import PLACEMENTS
+from cloudsched.heuristics.random import RandomPolicy
+from cloudsched.policy import Policy
 from cloudsched.registry import Registry
+
+RANDOM = "random"
 
 SLEEP_SUFFIXES = {
     "": "never",
@@ -69,9 +73,7 @@ SLEEP_DESCRIPTIONS = {
 def compose(order: str, placement: str, sleep: str, **numbers: float) -> HeuristicConfig:
     """Combine an order, a placement and a sleep controller; `numbers` override their defaults."""
     # The placement comes second: first-fit decreasing orders by size before anything else.
-    return HeuristicConfig(
-        sleep=sleep, **{**ORDERS[order], **PLACEMENTS[placement], **numbers}
-    )
+    return HeuristicConfig(sleep=sleep, **{**ORDERS[order], **PLACEMENTS[placement], **numbers})
 
 
 def _entries() -> dict[str, HeuristicEntry]:
@@ -116,6 +118,20 @@ def load_heuristic(name_or_path: str) -> HeuristicConfig:
     return HeuristicConfig.from_dict(values)
 
 
-def make_heuristic(name_or_path: str, cluster: ClusterConfig) -> HeuristicPolicy:
+def make_heuristic(name_or_path: str, cluster: ClusterConfig) -> Policy:
     """Build a named heuristic, or one from a file, for clusters with these rules."""
+    if name_or_path == RANDOM:
+        return RandomPolicy()
     return HeuristicPolicy(cluster, load_heuristic(name_or_path))
+
+
+def policy_descriptions() -> dict[str, str]:
+    """Return one line on each policy that `make_heuristic` knows by name."""
+    described = {name: entry.description for name, entry in HEURISTICS.items()}
+    return {RANDOM: "uniformly random legal actions", **described}
+
+
+def tuned_names(preset: str, workload: str) -> list[str]:
+    """Return the policies that were tuned for this preset and workload."""
+    site = workload if preset == "default" else f"{preset}/{workload}"
+    return [name for name in tuned_parameters() if name.split("@", 1)[1] == site]

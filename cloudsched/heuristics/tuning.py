@@ -175,7 +175,9 @@ def _moved(
 class _Scorer:
     """Runs candidates on all scenarios and seeds; environments are built once."""
 
-    def __init__(self, scenarios: Sequence[Scenario], seeds: Sequence[int], population: int) -> None:
+    def __init__(
+        self, scenarios: Sequence[Scenario], seeds: Sequence[int], population: int
+    ) -> None:
         self._num_seeds = len(seeds)
         self._threads = max(1, os.cpu_count() or 1)
         self._tables: list[list[JobTable]] = []

@@ -77,9 +77,7 @@ class ClusterEngine:
     def step(self, actions: ArrayLike) -> StepResult:
         """Carry out one decision in each cluster."""
         checked = self._checked(actions)
-        step_clusters(
-            self.rules, self.fleet_arrays, self.state, self.mask, checked, self.result
-        )
+        step_clusters(self.rules, self.fleet_arrays, self.state, self.mask, checked, self.result)
         return self.result
 
     def power_at(self, load: float) -> NDArray[np.float64]:

@@ -65,7 +65,9 @@ def server_power(rules, fleet, n, mode, free_cpu):  # type: ignore[no-untyped-de
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def power_at(rules: Rules, fleet: FleetArrays, load: float, out_power_w: NDArray[np.float64]) -> None:
+def power_at(
+    rules: Rules, fleet: FleetArrays, load: float, out_power_w: NDArray[np.float64]
+) -> None:
     """Write the draw of each server, awake, at the same share `load` of its CPU.
 
     Args:

@@ -43,8 +43,9 @@ class GoogleV2Options(Settings):
     timing: str = "poisson"
     """`poisson`: independent tasks, the easy version; `bursty`: jobs arrive, with all their tasks
     in one tick, which share a request and nearly a duration, as in the trace."""
-    max_tasks_per_job: int = 200
-    """Tasks of a job are cut to this many (bursty only); Google's largest has 10,425."""
+    max_tasks_per_job: int = 32
+    """Tasks of a job are cut to this many (bursty only); Google's largest has 10,425. With the
+    default, 15 servers at load 0.5 that never sleep miss under 1 % of their deadlines."""
 
     def __post_init__(self) -> None:
         self._choice("timing", TIMINGS)

@@ -26,7 +26,7 @@ class DiurnalOptions(JobOptions):
     """Mean number of bursts a day, at any time of it."""
     burst_minutes: float = 10.0
     """Mean length of a burst, rounded to ticks, at least one; lengths are uniform around it."""
-    burst_factor: float = 3.0
+    burst_factor: float = 2.0
     """What a burst multiplies the rate by; overlapping bursts count once."""
 
     def __post_init__(self) -> None:
@@ -39,9 +39,18 @@ class DiurnalOptions(JobOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BurstyOptions(JobOptions):
-    """The same jobs, each made of many tasks that ask for the same and run about as long."""
+    """Jobs made of many tasks that ask for the same and run about as long.
 
-    mean_tasks: float = 8.0
+    Tasks are smaller and shorter than the jobs of `poisson`; at load 0.5 a cluster of 15 servers that
+    never sleeps still misses under 1 % of its deadlines, so what a policy loses is the policy's.
+    """
+
+    cpu_min: float = 0.05
+    cpu_max: float = 0.2
+    memory_min: float = 0.05
+    memory_max: float = 0.2
+    mean_duration_ticks: float = 20.0
+    mean_tasks: float = 6.0
     """Mean number of tasks in a job; geometric, at least 1."""
     spread_ticks: int = 1
     """Ticks over which the tasks of a job are submitted; 1 for all at once."""

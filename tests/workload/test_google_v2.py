@@ -105,7 +105,7 @@ def test_episodes_have_the_same_marginals_with_either_timing(
 
 
 def test_tasks_of_a_bursty_job_share_request_and_nearly_duration(make: Make) -> None:
-    jobs = make("google_v2_bursty", tick_s=1.0).jobs(0, 3_000_000)
+    jobs = make("google_v2_bursty", tick_s=1.0, max_tasks_per_job=200).jobs(0, 3_000_000)
     _, first, job, size = np.unique(
         np.column_stack([jobs.arrival_tick, jobs.demand]),
         axis=0,

@@ -91,7 +91,7 @@ def test_an_episode_may_start_in_the_middle_of_a_burst(make: Make) -> None:
 def test_tasks_of_a_bursty_job_are_alike_and_arrive_together(make: Make) -> None:
     jobs = make("bursty").jobs(0, 20_000)
     demand, size = np.unique(jobs.demand, axis=0, return_counts=True)
-    assert size.mean() == pytest.approx(8.0, rel=0.05)
+    assert size.mean() == pytest.approx(6.0, rel=0.05)
     assert size.max() > 30
     for shared in demand[np.argsort(size)[-5:]]:
         is_task = (jobs.demand == shared).all(axis=1)
