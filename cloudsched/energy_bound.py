@@ -17,6 +17,8 @@ C, hence its energy is never below the bound.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -36,9 +38,11 @@ def energy_bound_j(engine: ClusterEngine, e: int) -> float:
         return 0.0
     lowest, highest = work_tube(engine, e)
     load = taut_string(lowest, highest)
-    standby = engine.config.standby_factor if engine.config.sleep else 1.0
-    loads, watts = power_envelope(engine.fleet, standby)
-    return float(np.interp(load, loads, watts).sum() * engine.config.tick_s)
+    config = engine.config
+    # A server that is always waking may draw even less than one that sleeps.
+    lowest_factor = min(config.standby_factor, config.wake_power_factor) if config.sleep else 1.0
+    loads, watts = power_envelope(engine.fleet, lowest_factor)
+    return float(np.interp(load, loads, watts).sum() * config.tick_s)
 
 
 def work_tube(engine: ClusterEngine, e: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -63,10 +67,9 @@ def _cumulative_work(
     ticks: int,
 ) -> NDArray[np.float64]:
     """(T + 1,) work done by each tick if each job ran from `start` for its duration."""
-    change = np.zeros(ticks + 2)
-    end = start.astype(np.int64) + duration
-    np.add.at(change, np.clip(start, 0, ticks + 1), cpu)
-    np.add.at(change, np.clip(end, 0, ticks + 1), -cpu)
+    begin = np.clip(start, 0, ticks + 1)
+    end = np.clip(start.astype(np.int64) + duration, 0, ticks + 1)
+    change = np.bincount(begin, cpu, ticks + 2) - np.bincount(end, cpu, ticks + 2)
     return np.concatenate([[0.0], np.cumsum(np.cumsum(change)[:ticks])])
 
 
@@ -102,6 +105,7 @@ def taut_string(lowest: NDArray[np.float64], highest: NDArray[np.float64]) -> ND
     return slope
 
 
+@lru_cache(maxsize=16)
 def power_envelope(
     fleet: Fleet, standby_factor: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

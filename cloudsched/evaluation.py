@@ -20,14 +20,12 @@ from cloudsched.errors import ConfigError, InvalidActionError
 from cloudsched.metrics import episode_metrics
 from cloudsched.policy import Policy
 from cloudsched.registry import Registry
-from cloudsched.sim.jobs import JobTable
 from cloudsched.statistics import Estimate, summarise
 
 TRAIN_SEEDS = range(0, 50)
 TEST_SEEDS = range(1_000_000, 1_000_050)
 SPLITS: Registry[range] = Registry("split", {"train": TRAIN_SEEDS, "test": TEST_SEEDS})
 
-MetricArrays = dict[str, NDArray[np.float64]]
 Progress = Callable[[str, float], None]
 """Called now and then with a policy's name and the share of its episodes that is done."""
 
@@ -58,6 +56,54 @@ class Evaluation:
         return summarise({"energy_over_bound": ratio})["energy_over_bound"]
 
 
+class Episodes:
+    """One episode for each seed, for any number of policies: all face the same arrivals.
+
+    Args:
+        scenario: rules and workload.
+        seeds: one for each episode, usually `TEST_SEEDS` or `TRAIN_SEEDS`.
+    """
+
+    def __init__(self, scenario: Scenario, seeds: Sequence[int]) -> None:
+        if len(seeds) == 0:
+            raise ConfigError("There are no seeds to evaluate on; give at least one.")
+        self.scenario = scenario
+        self.seeds = tuple(int(seed) for seed in seeds)
+        self.env = ClusterVectorEnv(
+            len(seeds), **scenario.to_dict(), copy=False, autoreset_mode=AutoresetMode.DISABLED
+        )
+        ticks = self.env.config.episode_ticks
+        self._tables = [self.env.workload.jobs(seed, ticks) for seed in self.seeds]
+
+    def run(
+        self, policy: Policy, *, name: str | None = None, progress: Progress | None = None
+    ) -> Evaluation:
+        """Let a policy decide in all episodes, side by side, until the last has ended.
+
+        Args:
+            name: what to call the policy; its class if None.
+        """
+        env = self.env
+        name = type(policy).__name__ if name is None else name
+        observation = env.reset_to(self._tables)  # without copies: always the current one
+        policy.reset(env.num_envs)
+        is_over, steps = False, 0
+        while not is_over:
+            try:
+                is_over = bool(env.advance(policy.act(observation)).is_truncated.all())
+            except InvalidActionError as error:
+                raise InvalidActionError(f"Policy {name!r}: {error}") from error
+            steps += 1
+            if progress is not None and (is_over or steps % PROGRESS_STEPS == 0):
+                progress(name, env.engine.state.clusters["tick"].mean() / env.config.episode_ticks)
+        return Evaluation(
+            policy=name,
+            scenario=self.scenario,
+            seeds=self.seeds,
+            metrics=episode_metrics(env.engine),
+        )
+
+
 def evaluate(
     policy: Policy,
     scenario: Scenario,
@@ -66,14 +112,8 @@ def evaluate(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Run one policy through one episode for each seed.
-
-    Args:
-        seeds: one for each episode, usually `TEST_SEEDS` or `TRAIN_SEEDS`.
-        name: what to call the policy; its class if None.
-    """
-    called = type(policy).__name__ if name is None else name
-    return evaluate_all({called: policy}, scenario, seeds, progress=progress)[called]
+    """Run one policy through one episode for each seed."""
+    return Episodes(scenario, seeds).run(policy, name=name, progress=progress)
 
 
 def evaluate_all(
@@ -83,53 +123,12 @@ def evaluate_all(
     *,
     progress: Progress | None = None,
 ) -> dict[str, Evaluation]:
-    """Run several policies through the same episodes, which are generated once."""
-    if len(seeds) == 0:
-        raise ConfigError("There are no seeds to evaluate on; give at least one.")
-    env = ClusterVectorEnv(
-        len(seeds), **scenario.to_dict(), copy=False, autoreset_mode=AutoresetMode.DISABLED
-    )
-    tables = [env.workload.jobs(int(seed), env.config.episode_ticks) for seed in seeds]
-    evaluations = {}
-    for name, policy in policies.items():
-        metrics = run_episodes(env, policy, tables, name=name, progress=progress)
-        evaluations[name] = Evaluation(
-            policy=name,
-            scenario=scenario,
-            seeds=tuple(int(seed) for seed in seeds),
-            metrics=metrics,
-        )
-    return evaluations
-
-
-def run_episodes(
-    env: ClusterVectorEnv,
-    policy: Policy,
-    tables: Sequence[JobTable],
-    *,
-    name: str,
-    progress: Progress | None = None,
-) -> MetricArrays:
-    """Run one episode in each cluster to its end and return the metrics, (E,) each.
-
-    Args:
-        env: one with `copy=False`.
-        tables: the jobs of each cluster.
-    """
-    observation = env.reset_to(tables)  # without copies: always the current one
-    policy.reset(env.num_envs)
-    is_over, steps = False, 0
-    while not is_over:
-        try:
-            is_over = bool(env.advance(policy.act(observation)).is_truncated.all())
-        except InvalidActionError as error:
-            raise InvalidActionError(f"Policy {name!r}: {error}") from error
-        steps += 1
-        if progress is not None and steps % PROGRESS_STEPS == 0:
-            progress(name, env.engine.state.clusters["tick"].mean() / env.config.episode_ticks)
-    if progress is not None:
-        progress(name, 1.0)
-    return episode_metrics(env.engine)
+    """Run several policies, by name, through the same episodes."""
+    episodes = Episodes(scenario, seeds)
+    return {
+        name: episodes.run(policy, name=name, progress=progress)
+        for name, policy in policies.items()
+    }
 
 
 def paired_difference(evaluation: Evaluation, baseline: Evaluation) -> dict[str, Estimate]:

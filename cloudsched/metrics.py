@@ -48,8 +48,24 @@ def episode_metrics(
 ) -> dict[str, NDArray[np.float64]]:
     """Return each measure of `METRICS` for the chosen clusters (all when None), as arrays."""
     chosen = np.arange(engine.num_clusters) if which is None else which
-    rows = [_cluster_metrics(engine, int(e)) for e in chosen]
-    return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in METRICS}
+    cluster = engine.state.clusters[chosen]
+    ticks = np.maximum(1, cluster["tick"])
+    served = [_service(engine, int(e)) for e in chosen]
+    measures: dict[str, Any] = {
+        "episode_return": episode_return(engine)[chosen],
+        "mean_power_w": cluster["energy_j"] / (ticks * engine.config.tick_s),
+        "energy_kwh": cluster["energy_j"] / JOULES_PER_KWH,
+        "energy_bound_kwh": [energy_bound_j(engine, int(e)) / JOULES_PER_KWH for e in chosen],
+        "sla_violation_rate": cluster["violations"] / np.maximum(1, cluster["arrived"]),
+        "utilisation": cluster["cpu_ticks"] / (ticks * engine.fleet.total_capacity[0]),
+        "awake_share": cluster["awake_ticks"] / (ticks * engine.fleet.num_servers),
+        "toggles": cluster["sleep_requests"] + cluster["wake_requests"],
+    }
+    for name in METRICS:
+        if name not in measures:
+            is_counter = name in cluster.dtype.names
+            measures[name] = cluster[name] if is_counter else [row[name] for row in served]
+    return {name: np.asarray(measures[name], dtype=np.float64) for name in METRICS}
 
 
 def episode_return(engine: ClusterEngine) -> NDArray[np.float64]:
@@ -57,7 +73,7 @@ def episode_return(engine: ClusterEngine) -> NDArray[np.float64]:
     clusters, reward = engine.state.clusters, engine.config.reward
     num_servers = engine.fleet.num_servers
     total: NDArray[np.float64] = -(
-        reward.alpha * clusters["energy_j"] / engine.config.tick_s / engine.rules.total_max_w
+        reward.alpha * clusters["energy_j"] / engine.config.tick_s / engine.fleet.max_w.sum()
         + reward.beta * (clusters["violations"] - clusters["new_violations"]) / num_servers
         + reward.late_penalty * clusters["late_job_ticks"] / num_servers
         + reward.toggle_penalty * clusters["sleep_requests"] * 15.0 / num_servers
@@ -66,65 +82,25 @@ def episode_return(engine: ClusterEngine) -> NDArray[np.float64]:
     return total
 
 
-def _cluster_metrics(engine: ClusterEngine, e: int) -> dict[str, float]:
+def _service(engine: ClusterEngine, e: int) -> dict[str, float]:
+    """Return the measures of one cluster that look at every job."""
     cluster = engine.state.clusters[e]
-    config = engine.config
-    num_servers = engine.fleet.num_servers
-    ticks = max(1, int(cluster["tick"]))
     arrived = int(cluster["arrived"])
     jobs = engine.state.jobs[e, :arrived]
-    demand = engine.state.demand[e, :arrived]
-    energy_j = float(cluster["energy_j"])
-    has_started = jobs["start"] != NONE
-    work = demand[:, 0] * jobs["duration"]
-    wait = _waits(engine, e)
-    toggles = int(cluster["sleep_requests"]) + int(cluster["wake_requests"])
-    return {
-        "episode_return": float(episode_return(engine)[e]),
-        "mean_power_w": energy_j / (ticks * config.tick_s),
-        "energy_kwh": energy_j / JOULES_PER_KWH,
-        "energy_bound_kwh": energy_bound_j(engine, e) / JOULES_PER_KWH,
-        "sla_violation_rate": _share(int(cluster["violations"]), arrived, empty=0.0),
-        "jobs_served": _share(int(has_started.sum()), arrived, empty=1.0),
-        "work_served": _share(float(work[has_started].sum()), float(work.sum()), empty=1.0),
-        "wait_mean_ticks": float(wait.mean()) if len(wait) else 0.0,
-        "wait_p95_ticks": float(np.percentile(wait, 95)) if len(wait) else 0.0,
-        "bounded_slowdown": _bounded_slowdown(engine, e),
-        "utilisation": float(cluster["cpu_ticks"]) / (ticks * engine.fleet.total_capacity[0]),
-        "awake_share": float(cluster["awake_ticks"]) / (ticks * num_servers),
-        "arrived": arrived,
-        "completed": int(cluster["completed"]),
-        "rejected": int(cluster["rejected"]),
-        "dropped": int(cluster["dropped"]),
-        "violations": int(cluster["violations"]),
-        "toggles": toggles,
-        "illegal": int(cluster["illegal"]),
-        "decisions": int(cluster["decisions"]),
-    }
-
-
-def _share(part: float, whole: float, *, empty: float) -> float:
-    return part / whole if whole > 0 else empty
-
-
-def _measured_jobs(engine: ClusterEngine, e: int) -> NDArray[Any]:
-    """Return the jobs whose wait counts: started, or still in the queue."""
-    cluster = engine.state.clusters[e]
+    start, duration = jobs["start"], jobs["duration"]
+    has_started = start != NONE
+    work = engine.state.demand[e, :arrived, 0] * duration
     head, length = int(cluster["queue_head"]), int(cluster["queue_length"])
-    queued = engine.state.queue[e, head : head + length]
-    jobs = engine.state.jobs[e, : int(cluster["arrived"])]
-    return np.concatenate([jobs[jobs["start"] != NONE], jobs[queued]])
-
-
-def _waits(engine: ClusterEngine, e: int) -> NDArray[np.int64]:
-    jobs = _measured_jobs(engine, e)
-    until = np.where(jobs["start"] != NONE, jobs["start"], engine.state.clusters["tick"][e])
-    return until - jobs["arrival"]
-
-
-def _bounded_slowdown(engine: ClusterEngine, e: int) -> float:
-    jobs = _measured_jobs(engine, e)
-    if not len(jobs):
-        return 1.0
-    time = _waits(engine, e) + jobs["duration"]
-    return float(np.maximum(1.0, time / np.maximum(jobs["duration"], SLOWDOWN_BOUND_TICKS)).mean())
+    # Waits count of jobs that started, and of those still queued; not of rejected or dropped ones.
+    has_wait = has_started.copy()
+    has_wait[engine.state.queue[e, head : head + length]] = True
+    wait = (np.where(has_started, start, cluster["tick"]) - jobs["arrival"])[has_wait]
+    duration = duration[has_wait]
+    slowdown = (wait + duration) / np.maximum(duration, SLOWDOWN_BOUND_TICKS)
+    return {
+        "jobs_served": has_started.mean() if arrived else 1.0,
+        "work_served": work[has_started].sum() / work.sum() if work.any() else 1.0,
+        "wait_mean_ticks": wait.mean() if len(wait) else 0.0,
+        "wait_p95_ticks": np.percentile(wait, 95) if len(wait) else 0.0,
+        "bounded_slowdown": np.maximum(1.0, slowdown).mean() if len(wait) else 1.0,
+    }

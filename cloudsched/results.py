@@ -35,6 +35,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -176,4 +177,5 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
         raise ConfigError(f"Cannot write {str(error.filename)!r}: {error.strerror}.") from error
     finally:
         for draft in drafts.values():
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):
+                draft.unlink()

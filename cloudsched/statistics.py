@@ -30,7 +30,8 @@ def summarise(values: Mapping[str, NDArray[np.float64]]) -> dict[str, Estimate]:
     table_MS = np.stack(list(values.values()))
     mean_M = table_MS.mean(axis=1)
     # Not `@`: BLAS may sum in an order that depends on the machine's load, and so in other bits.
-    resampled_MB = np.einsum("ms,bs->mb", table_MS, _resamples(table_MS.shape[1]))
+    num_seeds = table_MS.shape[1]
+    resampled_MB = np.einsum("ms,bs->mb", table_MS, _resamples(num_seeds)) / num_seeds
     tail = 100.0 * (1.0 - CONFIDENCE) / 2.0
     low_M, high_M = np.percentile(resampled_MB, (tail, 100.0 - tail), axis=1)
     # Rounding may put the interval of a constant a hair beside its mean.
@@ -45,9 +46,7 @@ def summarise(values: Mapping[str, NDArray[np.float64]]) -> dict[str, Estimate]:
 
 @cache
 def _resamples(num_seeds: int) -> NDArray[np.float64]:
-    """(B, S) share of each seed in each resample; every row sums to one."""
+    """(B, S) how often each seed is in each resample; every row sums to S."""
     generator = np.random.default_rng(BOOTSTRAP_SEED)
-    counts = generator.multinomial(
-        num_seeds, np.full(num_seeds, 1.0 / num_seeds), size=NUM_RESAMPLES
-    )
-    return counts / num_seeds
+    shares = np.full(num_seeds, 1.0 / num_seeds)
+    return generator.multinomial(num_seeds, shares, size=NUM_RESAMPLES).astype(np.float64)

@@ -48,6 +48,8 @@ class TuneHeuristic:
     """Candidates to try; each runs on all the train seeds."""
     population: int = 16
     """Candidates in a generation."""
+    step: float = 0.2
+    """How far the first candidates lie from the start, as a share of each number's range."""
     num_seeds: int = 50
     """How many of the train seeds to use."""
     seed: int = 0
@@ -64,6 +66,8 @@ class TuneHeuristic:
         for name, low in (("evaluations", 1), ("population", 4), ("num_seeds", 1)):
             if getattr(self, name) < low:
                 raise ConfigError(f"--{name} {getattr(self, name)}: expected at least {low}.")
+        if not 0.0 < self.step <= 1.0:
+            raise ConfigError(f"--step {self.step}: expected a number above 0 and at most 1.")
         seeds = list(SPLITS["train"])[: self.num_seeds]
         start = load_heuristic(self.policy)
         scenarios = [
@@ -91,6 +95,7 @@ class TuneHeuristic:
                 names=free_parameters(start, is_whole=self.whole),
                 evaluations=self.evaluations,
                 population=self.population,
+                step=self.step,
                 seed=self.seed,
                 report=report,
             )

@@ -28,7 +28,7 @@ Arrays = dict[str, NDArray[Any]]
 FRESH_SEEDS = 1_000_000
 
 
-class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[np.float64]]):
+class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
     """E clusters that take one decision each at every step.
 
     Action: `Discrete(K*N + N + 1)`. `k*N + n` places visible job k on server n, `K*N + n` toggles
@@ -130,7 +130,7 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[np.float64]]
                     f"expected bool of shape ({self.num_envs},)."
                 )
             chosen = np.flatnonzero(reset_mask)
-        self._start(chosen, [seeds[e] for e in chosen])
+        self._start(chosen, [seeds[e] for e in chosen.tolist()])
         self._has_started = True
         return self._observe(), {}
 
@@ -263,7 +263,10 @@ class ClusterEnv(gymnasium.Env[Arrays, int]):
     def step(self, action: int) -> tuple[Arrays, float, bool, bool, dict[str, Any]]:
         """Carry out one decision."""
         observation, reward, _, truncated, info = self.vector.step(np.array([action]))
-        single = {"elapsed_ticks": int(info["elapsed_ticks"][0]), "cost": float(info["cost"][0])}
+        single: dict[str, Any] = {
+            "elapsed_ticks": int(info["elapsed_ticks"][0]),
+            "cost": float(info["cost"][0]),
+        }
         if "episode_metrics" in info:
             single["episode_metrics"] = {
                 name: values[0].item() for name, values in info["episode_metrics"].items()

@@ -53,7 +53,6 @@ from cloudsched.sim.state import (
     UNCHANGED,
     WAKING,
     ClusterState,
-    Rules,
 )
 
 ENCODER_VERSION = 1
@@ -122,12 +121,13 @@ def feature_shapes(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def encode(
-    rules: Rules,
+    all_rules: NDArray[np.void],
     scales: Scales,
     state: ClusterState,
     out: Observation,
 ) -> None:
     """Write the features of what changed in each cluster since the last call."""
+    rules = all_rules[0]
     num_envs, num_servers = state.servers.shape
     num_slots = rules.visible_jobs
     for e in range(num_envs):

@@ -1,9 +1,9 @@
 """The heuristics by name.
 
-`NAME` never sleeps; `NAME+sleep` adds an idle timeout with a spare server, `NAME+band` a utilisation
-band, `NAME+headroom` the headroom controller. `NAME@WORKLOAD` has its numbers tuned on the train
-seeds of that workload with the default preset, `NAME@PRESET/WORKLOAD` with another; they ship in
-`data/tuned.json`. `random`, the floor of every comparison, has no numbers.
+`NAME` never sleeps; `NAME+sleep` adds an idle timeout with a spare server, `NAME+band` a
+utilisation band, `NAME+headroom` the headroom controller. `NAME@WORKLOAD` has its numbers tuned on
+the train seeds of that workload with the default preset, `NAME@PRESET/WORKLOAD` with another; they
+ship in `data/tuned.json`. `random`, the floor of every comparison, has no numbers.
 """
 
 from __future__ import annotations

@@ -105,6 +105,7 @@ def tune_heuristic(
     names: Sequence[str],
     evaluations: int,
     population: int,
+    step: float,
     seed: int,
     report: Callable[[TuningProgress], None],
 ) -> TunedHeuristic:
@@ -117,6 +118,7 @@ def tune_heuristic(
         seeds: arrivals of every candidate; train seeds only.
         names: the numbers to search.
         evaluations: candidates to try.
+        step: how far the first candidates lie from the start, as a share of each range.
         report: called after each generation; may raise KeyboardInterrupt to end the search, which
             then returns the best so far.
     """
@@ -129,7 +131,7 @@ def tune_heuristic(
     origin = np.array([getattr(start, name) for name in names])
     search = cma.CMAEvolutionStrategy(
         np.clip((origin - low) / (high - low), 0.02, 0.98),
-        0.2,
+        step,
         {"bounds": [0.0, 1.0], "popsize": population, "seed": seed + 1, "verbose": -9},
     )
     best, best_return, done = start, float((start_return[:, 0] / scale).mean()), 1

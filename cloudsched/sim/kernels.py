@@ -36,7 +36,6 @@ from cloudsched.sim.state import (
     UNCHANGED,
     WAKING,
     ClusterState,
-    Rules,
     StepResult,
 )
 
@@ -66,13 +65,14 @@ def server_power(rules, fleet, n, mode, free_cpu):  # type: ignore[no-untyped-de
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def power_at(
-    rules: Rules, fleet: FleetArrays, load: float, out_power_w: NDArray[np.float64]
+    all_rules: NDArray[np.void], fleet: FleetArrays, load: float, out_power_w: NDArray[np.float64]
 ) -> None:
     """Write the draw of each server, awake, at the same share `load` of its CPU.
 
     Args:
         out_power_w: (N,) overwritten.
     """
+    rules = all_rules[0]
     for n in range(fleet.capacity.shape[0]):
         free_cpu = fleet.capacity[n, 0] * (1.0 - load)
         out_power_w[n] = server_power(rules, fleet, n, ACTIVE, free_cpu)
@@ -98,12 +98,13 @@ def _fits_empty(fleet, state, e, j, n):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def reset_clusters(
-    rules: Rules,
+    all_rules: NDArray[np.void],
     fleet: FleetArrays,
     state: ClusterState,
     which: NDArray[np.int64],
 ) -> None:
     """Put the clusters `which` at tick 0 of the job tables they hold, all servers ACTIVE."""
+    rules = all_rules[0]
     num_servers, num_resources = fleet.capacity.shape
     for i in range(which.shape[0]):
         e = which[i]
@@ -165,7 +166,7 @@ def reset_clusters(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def step_clusters(
-    rules: Rules,
+    all_rules: NDArray[np.void],
     fleet: FleetArrays,
     state: ClusterState,
     mask: NDArray[np.int8],
@@ -179,6 +180,7 @@ def step_clusters(
         actions: (E,) any value; what the mask does not allow counts as illegal.
         out: overwritten.
     """
+    rules = all_rules[0]
     num_envs, num_servers = state.servers.shape
     num_placements = rules.visible_jobs * num_servers
     wait = mask.shape[1] - 1
@@ -209,16 +211,17 @@ def step_clusters(
             out.elapsed_ticks[e] = 1
             out.is_truncated[e] = cluster.tick >= rules.episode_ticks
             cluster.change = TICKED
-    update_mask(rules, state, mask)
+    update_mask(all_rules, state, mask)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def update_mask(rules: Rules, state: ClusterState, mask: NDArray[np.int8]) -> None:
+def update_mask(all_rules: NDArray[np.void], state: ClusterState, mask: NDArray[np.int8]) -> None:
     """Bring the mask up to date with what the last step changed: the one rule of legality.
 
     Args:
         mask: (E, A) legal actions before the step; overwritten.
     """
+    rules = all_rules[0]
     num_envs, num_servers = state.servers.shape
     num_slots = rules.visible_jobs
     toggles = num_slots * num_servers

@@ -123,54 +123,45 @@ class StepResult(NamedTuple):
     is_truncated: NDArray[np.bool_]  # (E,) the episode's last tick has ended
 
 
-class Rules(NamedTuple):
-    """The scalars of a `ClusterConfig` that kernels read."""
+RULES_DTYPE = np.dtype(
+    [
+        ("episode_ticks", np.int64),
+        ("tick_s", np.float64),
+        ("sleep", np.bool_),
+        ("standby_factor", np.float64),
+        ("wake_power_factor", np.float64),
+        ("wake_delay_ticks", np.int64),
+        ("drop_expired", np.bool_),
+        ("queue_capacity", np.int64),
+        ("visible_jobs", np.int64),
+        ("is_laxity_order", np.bool_),
+        ("decisions_per_tick", np.int64),
+        ("wait_only_when_stuck", np.bool_),
+        ("alpha", np.float64),
+        ("beta", np.float64),
+        ("late_penalty", np.float64),
+        ("toggle_penalty", np.float64),
+        ("illegal_penalty", np.float64),
+        ("cost_late_rate", np.float64),
+        ("total_max_w", np.float64),
+    ],
+    align=True,
+)
 
-    episode_ticks: int
-    tick_s: float
-    sleep: bool
-    standby_factor: float
-    wake_power_factor: float
-    wake_delay_ticks: int
-    drop_expired: bool
-    queue_capacity: int
-    visible_jobs: int
-    is_laxity_order: bool
-    decisions_per_tick: int
-    wait_only_when_stuck: bool
-    alpha: float
-    beta: float
-    late_penalty: float
-    toggle_penalty: float
-    illegal_penalty: float
-    cost_late_rate: float
-    total_max_w: float
 
-
-def rules_of(config: ClusterConfig, fleet: Fleet) -> Rules:
-    """Collect what kernels need of a config."""
-    reward = config.reward
-    return Rules(
-        episode_ticks=config.episode_ticks,
-        tick_s=float(config.tick_s),
-        sleep=config.sleep,
-        standby_factor=float(config.standby_factor),
-        wake_power_factor=float(config.wake_power_factor),
-        wake_delay_ticks=config.wake_delay_ticks,
-        drop_expired=config.drop_expired,
-        queue_capacity=config.queue_capacity,
-        visible_jobs=config.visible_jobs,
-        is_laxity_order=config.window_order == "laxity",
-        decisions_per_tick=config.decisions_per_tick,
-        wait_only_when_stuck=config.wait_only_when_stuck,
-        alpha=float(reward.alpha),
-        beta=float(reward.beta),
-        late_penalty=float(reward.late_penalty),
-        toggle_penalty=float(reward.toggle_penalty),
-        illegal_penalty=float(reward.illegal_penalty),
-        cost_late_rate=float(reward.cost_late_rate),
-        total_max_w=float(fleet.max_w.sum()),
-    )
+def rules_of(config: ClusterConfig, fleet: Fleet) -> NDArray[np.void]:
+    """Collect what kernels need of a config: (1,) of RULES_DTYPE, cheap to pass at every step."""
+    rules = records(1, RULES_DTYPE)
+    derived = {
+        "is_laxity_order": config.window_order == "laxity",
+        "total_max_w": fleet.max_w.sum(),
+    }
+    for name in RULES_DTYPE.names or ():
+        if name in derived:
+            rules[name] = derived[name]
+        else:
+            rules[name] = getattr(config if hasattr(config, name) else config.reward, name)
+    return rules
 
 
 def empty_state(config: ClusterConfig, fleet: Fleet, num_clusters: int) -> ClusterState:
