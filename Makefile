@@ -24,8 +24,9 @@ check: $(READY)  ## what CI runs: lint, types, import directions, tests
 bench: $(READY)  ## steps a second of the simulator and of its yardsticks
 	$(BIN)/cloudsched bench env
 
-clean:  ## remove the virtual environment and results
+clean:  ## remove the virtual environment, results and compiled kernels
 	rm -rf $(VENV) runs
+	find . -name "*.nb[ic]" -delete
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,7 +1,7 @@
 """Settings of fleet, cluster and reward: frozen dataclasses that refuse nonsense.
 
-Every field has exactly one default, here. Dictionaries become dataclasses through `from_dict`, which
-refuses unknown keys.
+Every field has exactly one default, here. Dictionaries become dataclasses through `from_dict`,
+which refuses unknown keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Settings:
                 raise ConfigError(f"No setting named {key!r}. {suggestion(key, names)}")
             kind = kinds[key]
             if is_dataclass(kind) and isinstance(value, Mapping):
-                value = kind.from_dict(value)  # type: ignore[attr-defined]
+                value = kind.from_dict(value)  # type: ignore[union-attr]
             arguments[key] = tuple(value) if isinstance(value, list) else value
         return cls(**arguments)
 

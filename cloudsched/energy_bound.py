@@ -1,18 +1,18 @@
 """A lower bound on energy: no schedule that gives the same service can use less.
 
 *Same service*: it starts in time every job that this episode started in time, and does at least as
-much CPU work by the end. The bound relaxes everything else. Jobs may be cut into any pieces, paused and
-moved for free; memory does not bind; servers sleep and wake in no time. What remains is one curve: the
-cumulative CPU work C(t), which
+much CPU work by the end. The bound relaxes everything else. Jobs may be cut into any pieces, paused
+and moved for free; memory does not bind; servers sleep and wake in no time. What remains is one
+curve: the cumulative CPU work C(t), which
 
 - is at most H(t), the work done if every job started on arrival,
 - is at least L(t), the work done if every job that was in time started at its deadline,
 - ends at the work that was done.
 
 The least power at which a fleet can run load U is at least f(U), the convex envelope of its power
-curves with sleep. For convex f the cheapest C is the taut string between L and H, whatever f is, so the
-bound is the sum of f over the string's slopes. The schedule that was measured is itself one of those
-C, hence its energy is never below the bound.
+curves with sleep. For convex f the cheapest C is the taut string between L and H, whatever f is, so
+the bound is the sum of f over the string's slopes. The schedule that was measured is itself one of
+those C, hence its energy is never below the bound.
 """
 
 from __future__ import annotations

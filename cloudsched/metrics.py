@@ -1,8 +1,8 @@
 """The measures of an episode: pure functions of a simulator's state.
 
-A policy that starves jobs can look good on power and on the wait of those it did start, so the shares
-of jobs and of work served stand beside every other measure, and jobs that still wait at the end
-count with the wait they have had.
+A policy that starves jobs can look good on power and on the wait of those it did start, so the
+shares of jobs and of work served stand beside every other measure, and jobs that still wait at the
+end count with the wait they have had.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def episode_metrics(
     }
     for name in METRICS:
         if name not in measures:
-            is_counter = name in cluster.dtype.names
+            is_counter = name in (cluster.dtype.names or ())
             measures[name] = cluster[name] if is_counter else [row[name] for row in served]
     return {name: np.asarray(measures[name], dtype=np.float64) for name in METRICS}
 

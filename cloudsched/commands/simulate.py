@@ -17,8 +17,8 @@ from rich.text import Text
 from cloudsched.commands.options import ScenarioOptions
 from cloudsched.commands.output import console, print_settings
 from cloudsched.envs.cluster import ClusterVectorEnv
-from cloudsched.envs.frames import MAX_FPS, MAX_SHEET_FRAMES, Frame, save_frames
 from cloudsched.envs.rendering import render_ansi, render_rgb
+from cloudsched.envs.rendering.frames import MAX_FPS, MAX_SHEET_FRAMES, Frame, save_frames
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.evaluation import TEST_SEEDS

@@ -1,8 +1,8 @@
 """Tunes a heuristic's numbers with CMA-ES, on train seeds and common random numbers.
 
 Every candidate faces the same arrivals, so differences between candidates are theirs. A generation
-runs as one batch: cluster `c * S + s` is candidate c on seed s. Threads share the batch out, because
-the kernels release the interpreter's lock.
+runs as one batch: cluster `c * S + s` is candidate c on seed s. Threads share the batch out,
+because the kernels release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class TunedHeuristic:
 
 
 def free_parameters(config: HeuristicConfig, *, is_whole: bool) -> tuple[str, ...]:
-    """Return the numbers to search: those of the sleep controller, and of all else if `is_whole`."""
+    """Return the numbers to search: those of the sleep controller; of all else if `is_whole`."""
     sleep = _SLEEP[config.sleep]
     return (*_ORDER_AND_PLACEMENT, *sleep) if is_whole else ("scan_depth", "hold_laxity", *sleep)
 
@@ -196,15 +196,17 @@ class _Scorer:
         work = [(i, j) for i in range(len(self._scenarios)) for j in range(len(shards))]
         result = np.zeros((len(self._scenarios), len(configs)))
         with ThreadPoolExecutor(self._threads) as pool:
-            scores = pool.map(lambda ij: self._run(*ij, [configs[c] for c in shards[ij[1]]]), work)
+            scores = pool.map(lambda ij: self._run(ij, [configs[c] for c in shards[ij[1]]]), work)
             for (i, j), returns in zip(work, scores, strict=True):
                 result[i, shards[j]] = returns
         return result
 
     def _run(
-        self, scenario: int, shard: int, configs: Sequence[HeuristicConfig]
+        self, which: tuple[int, int], configs: Sequence[HeuristicConfig]
     ) -> NDArray[np.float64]:
-        key = (scenario, shard, len(configs))
+        """Run one shard of candidates (the second of `which`) on one scenario (the first)."""
+        scenario = which[0]
+        key = (*which, len(configs))
         num_clusters = len(configs) * self._num_seeds
         if key not in self._envs:
             self._envs[key] = _environment(self._scenarios[scenario], num_clusters)
@@ -215,7 +217,8 @@ class _Scorer:
         observation = env.reset_to(self._tables[scenario] * len(configs))
         while not env.advance(policy.act(observation)).is_truncated.all():
             pass
-        return episode_return(env.engine).reshape(len(configs), self._num_seeds).mean(axis=1)
+        returns = episode_return(env.engine).reshape(len(configs), self._num_seeds)
+        return np.asarray(returns.mean(axis=1))
 
 
 def _environment(scenario: Scenario, num_clusters: int) -> ClusterVectorEnv:

@@ -16,9 +16,9 @@ from cloudsched.sim.records import records
 from cloudsched.sim.state import (
     JOB_DTYPE,
     NEVER,
+    UNCHANGED,
     ClusterState,
     StepResult,
-    UNCHANGED,
     empty_state,
     rules_of,
 )
@@ -133,4 +133,4 @@ def start_by(config: ClusterConfig, table: JobTable) -> NDArray[np.int64]:
         slack = np.maximum(1, np.ceil(stretch)).astype(np.int64)
     if config.sla_latency_ticks is not None:
         slack = np.minimum(slack, config.sla_latency_ticks)
-    return np.minimum(table.arrival_tick + slack, NEVER)
+    return np.asarray(np.minimum(table.arrival_tick + slack, NEVER))

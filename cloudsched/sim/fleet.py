@@ -102,7 +102,7 @@ class Fleet:
     @property
     def total_capacity(self) -> NDArray[np.float64]:
         """(R,) capacity of all servers together."""
-        return self.capacity.sum(axis=0)
+        return np.asarray(self.capacity.sum(axis=0))
 
     @property
     def arrays(self) -> FleetArrays:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +18,7 @@ MAX_TICK = 2**30
 
 
 def on_grid(values: ArrayLike) -> NDArray[np.float64]:
-    """Round down to the grid: jobs that together just fill a server still do (not so to nearest)."""
+    """Round down to the grid, so that jobs which together just fill a server still do."""
     return np.floor(np.asarray(values, dtype=np.float64) / GRID) * GRID
 
 
@@ -40,14 +41,14 @@ class JobTable:
         demand = np.asarray(self.demand, dtype=np.float64)
         if demand.ndim != 2 or arrival.shape != (len(demand),) or duration.shape != arrival.shape:
             raise InvalidJobsError(
-                f"Job table shapes do not fit: arrival_tick {arrival.shape}, demand {demand.shape}, "
-                f"duration_ticks {duration.shape}; expected (J,), (J, R) and (J,)."
+                f"Job table shapes do not fit: arrival_tick {arrival.shape}, demand "
+                f"{demand.shape}, duration_ticks {duration.shape}; expected (J,), (J, R) and (J,)."
             )
         if demand.shape[1] == 0:
             raise InvalidJobsError("demand has no resource column; expected (J, R) with R >= 1.")
-        _refuse(~np.isfinite(demand).all(axis=1), "demand", demand, "a finite number")
+        _refuse(np.any(~np.isfinite(demand), axis=1), "demand", demand, "a finite number")
         _refuse(
-            ((demand < 0) | (demand > MAX_DEMAND)).any(axis=1),
+            np.any((demand < 0) | (demand > MAX_DEMAND), axis=1),
             "demand",
             demand,
             f"a number from 0 to {MAX_DEMAND:.0f}",
@@ -94,7 +95,7 @@ class JobTable:
         )
 
 
-def _refuse(is_bad: NDArray[np.bool_], name: str, values: NDArray[np.generic], fix: str) -> None:
+def _refuse(is_bad: Any, name: str, values: NDArray[np.generic], fix: str) -> None:
     if np.any(is_bad):
         row = int(np.argmax(is_bad))
         raise InvalidJobsError(f"Job {row}: {name}={values[row].tolist()!r}; expected {fix}.")

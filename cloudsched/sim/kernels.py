@@ -4,7 +4,7 @@ A step is one decision. Placements and toggles take no time; `wait`, an illegal 
 decision that a tick allows ends the tick, in this order:
 
 1. the tick's energy is charged at the power after all decisions;
-2. queued jobs whose `start_by` is this tick become violations (and leave if expired jobs are dropped);
+2. queued jobs whose `start_by` is this tick become violations (and leave, if so ruled);
 3. late jobs still in the queue are counted;
 4. reward and cost are paid;
 5. time moves on: jobs complete, waking servers come up, the next tick's jobs arrive.
@@ -393,7 +393,7 @@ def _end_tick(rules, fleet, state, e, out):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _pass_deadlines(rules, state, e):  # type: ignore[no-untyped-def]
-    """Count the violations of this tick, drop expired jobs if so ruled; return the late jobs queued."""
+    """Count this tick's violations, drop expired jobs if so ruled; return how many stay late."""
     cluster = state.clusters[e]
     num_late = 0
     kept = cluster.queue_head

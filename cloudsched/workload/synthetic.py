@@ -41,8 +41,8 @@ class DiurnalOptions(JobOptions):
 class BurstyOptions(JobOptions):
     """Jobs made of many tasks that ask for the same and run about as long.
 
-    Tasks are smaller and shorter than the jobs of `poisson`; at load 0.5 a cluster of 15 servers that
-    never sleeps still misses under 1 % of its deadlines, so what a policy loses is the policy's.
+    Tasks are smaller and shorter than the jobs of `poisson`; at load 0.5 a cluster of 15 servers
+    that never sleeps still misses under 1 % of its deadlines, so what a policy loses is its own.
     """
 
     cpu_min: float = 0.05

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
-from cloudsched.envs.frames import save_frames
+from cloudsched.envs.rendering.frames import save_frames
 from cloudsched.errors import ConfigError
 
 HEIGHT, WIDTH = 24, 40

@@ -10,11 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from cloudsched.config import ClusterConfig, FleetConfig
-from cloudsched.envs.canvas import GREEN, ORANGE, VERMILLION, YELLOW
-from cloudsched.envs.heatmap import BUSY_FILL, SERVERS_BOX, lay_out
-from cloudsched.envs.picture import POWER_BOX, slot_boxes
-from cloudsched.envs.rendering import RED, render_ansi, render_rgb
-from cloudsched.envs.snapshot import server_groups, short_model, take_snapshot
+from cloudsched.envs.rendering import render_ansi, render_rgb
+from cloudsched.envs.rendering.canvas import GREEN, ORANGE, VERMILLION, YELLOW
+from cloudsched.envs.rendering.heatmap import BUSY_FILL, SERVERS_BOX, lay_out
+from cloudsched.envs.rendering.picture import POWER_BOX, slot_boxes
+from cloudsched.envs.rendering.snapshot import server_groups, short_model, take_snapshot
+from cloudsched.envs.rendering.text import RED
 from cloudsched.sim.engine import ClusterEngine
 from cloudsched.sim.fleet import build_fleet
 from cloudsched.sim.jobs import JobTable

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image, ImageDraw
 
-from cloudsched.envs.canvas import (
+from cloudsched.envs.rendering.canvas import (
     BACKGROUND,
     GREEN,
     MUTED,
@@ -24,7 +24,7 @@ from cloudsched.envs.canvas import (
     use_colour,
     write,
 )
-from cloudsched.envs.heatmap import (
+from cloudsched.envs.rendering.heatmap import (
     BUSY_FILL,
     SECOND_RESOURCE,
     SERVERS_BOX,
@@ -32,7 +32,7 @@ from cloudsched.envs.heatmap import (
     draw_servers,
     lay_out,
 )
-from cloudsched.envs.snapshot import QueuedJob, Snapshot
+from cloudsched.envs.rendering.snapshot import QueuedJob, Snapshot
 from cloudsched.sim.state import ACTIVE, ASLEEP, WAKING
 
 WIDTH, HEIGHT = 960, 540

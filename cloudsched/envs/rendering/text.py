@@ -1,14 +1,10 @@
-"""A cluster as coloured text for terminals, and as an image for videos."""
+"""A cluster as coloured text, for terminals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
-
-from cloudsched.envs.picture import draw_picture
-from cloudsched.envs.snapshot import (
+from cloudsched.envs.rendering.snapshot import (
     QueuedJob,
     Snapshot,
     server_groups,
@@ -47,11 +43,6 @@ def render_ansi(engine: ClusterEngine, e: int) -> str:
         *_queue(snapshot),
     ]
     return "\n".join(lines) + "\n"
-
-
-def render_rgb(engine: ClusterEngine, e: int) -> NDArray[np.uint8]:
-    """Draw cluster e as an image, (540, 960, 3) whatever the number of servers."""
-    return np.array(draw_picture(take_snapshot(engine, e)), dtype=np.uint8)
 
 
 def _header(snapshot: Snapshot) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from PIL import ImageDraw
 
-from cloudsched.envs.canvas import (
+from cloudsched.envs.rendering.canvas import (
     BACKGROUND,
     MUTED,
     PANEL,
@@ -21,7 +21,7 @@ from cloudsched.envs.canvas import (
     use_colour,
     write,
 )
-from cloudsched.envs.snapshot import Snapshot, server_groups, short_model
+from cloudsched.envs.rendering.snapshot import Snapshot, server_groups, short_model
 from cloudsched.sim.fleet import Fleet
 from cloudsched.sim.state import ACTIVE, ASLEEP, MODE_NAMES, WAKING
 
