@@ -48,29 +48,37 @@ def energy_bound_j(engine: ClusterEngine, e: int) -> float:
 def work_tube(engine: ClusterEngine, e: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return L and H, (T + 1,) each: the least and most CPU work done by the start of each tick."""
     cluster = engine.state.clusters[e]
-    ticks = int(cluster["tick"])
-    jobs = engine.state.jobs[e, : int(cluster["arrived"])]
-    cpu = engine.state.demand[e, : len(jobs), 0]
-    has_started = jobs["start"] != NONE
-    is_in_time = has_started & (jobs["start"] <= jobs["start_by"])
-    lowest = _cumulative_work(jobs["start_by"], jobs["duration"], cpu * is_in_time, ticks)
-    highest = _cumulative_work(jobs["arrival"], jobs["duration"], cpu, ticks)
-    done = _cumulative_work(jobs["start"], jobs["duration"], cpu * has_started, ticks)
-    lowest[-1] = highest[-1] = done[-1]
+    ticks, arrived = int(cluster["tick"]), int(cluster["arrived"])
+    change = np.zeros((3, ticks + 1))
+    _cpu_changes(engine.state.jobs[e, :arrived], engine.state.demand[e, :arrived, 0], change)
+    work = np.zeros((3, ticks + 1))
+    work[:, 1:] = np.cumsum(np.cumsum(change[:, :ticks], axis=1), axis=1)
+    lowest, highest, done = work
+    lowest[-1] = done[-1]
     return lowest, np.minimum(highest, done[-1])
 
 
-def _cumulative_work(
-    start: NDArray[np.int32],
-    duration: NDArray[np.int32],
-    cpu: NDArray[np.float64],
-    ticks: int,
-) -> NDArray[np.float64]:
-    """(T + 1,) work done by each tick if each job ran from `start` for its duration."""
-    begin = np.clip(start, 0, ticks + 1)
-    end = np.clip(start.astype(np.int64) + duration, 0, ticks + 1)
-    change = np.bincount(begin, cpu, ticks + 2) - np.bincount(end, cpu, ticks + 2)
-    return np.concatenate([[0.0], np.cumsum(np.cumsum(change)[:ticks])])
+@njit(cache=True)
+def _cpu_changes(
+    jobs: NDArray[np.void], cpu: NDArray[np.float64], out_change: NDArray[np.float64]
+) -> None:
+    """Add each job's CPU where it begins to run and take it off where it ends.
+
+    Args:
+        out_change: (3, T + 1) for jobs in time starting at their deadline, for all jobs starting on
+            arrival, and for started jobs as they ran; the last column takes what lies beyond.
+    """
+    last = out_change.shape[1] - 1
+    for j in range(jobs.shape[0]):
+        job = jobs[j]
+        out_change[1, min(job.arrival, last)] += cpu[j]
+        out_change[1, min(job.arrival + job.duration, last)] -= cpu[j]
+        if job.start != NONE:
+            out_change[2, min(job.start, last)] += cpu[j]
+            out_change[2, min(job.start + job.duration, last)] -= cpu[j]
+            if job.start <= job.start_by:
+                out_change[0, min(job.start_by, last)] += cpu[j]
+                out_change[0, min(np.int64(job.start_by) + job.duration, last)] -= cpu[j]
 
 
 @njit(cache=True)

@@ -43,11 +43,19 @@ METRICS: dict[str, str] = {
 }
 
 
-def episode_metrics(
-    engine: ClusterEngine, which: NDArray[np.int64] | None = None
+def episode_metrics(engine: ClusterEngine) -> dict[str, NDArray[np.float64]]:
+    """Return each measure of `METRICS`, (E,) each."""
+    chosen = np.arange(engine.num_clusters)
+    bound_j = np.array([energy_bound_j(engine, int(e)) for e in chosen])
+    measures = online_metrics(engine, chosen)
+    measures["energy_bound_kwh"] = bound_j / JOULES_PER_KWH
+    return {name: measures[name] for name in METRICS}
+
+
+def online_metrics(
+    engine: ClusterEngine, chosen: NDArray[np.int64]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return each measure of `METRICS` for the chosen clusters (all when None), as arrays."""
-    chosen = np.arange(engine.num_clusters) if which is None else which
+    """Return the measures for the chosen clusters, without the bound, which training can spare."""
     cluster = engine.state.clusters[chosen]
     ticks = np.maximum(1, cluster["tick"])
     served = [_service(engine, int(e)) for e in chosen]
@@ -55,17 +63,16 @@ def episode_metrics(
         "episode_return": episode_return(engine)[chosen],
         "mean_power_w": cluster["energy_j"] / (ticks * engine.config.tick_s),
         "energy_kwh": cluster["energy_j"] / JOULES_PER_KWH,
-        "energy_bound_kwh": [energy_bound_j(engine, int(e)) / JOULES_PER_KWH for e in chosen],
         "sla_violation_rate": cluster["violations"] / np.maximum(1, cluster["arrived"]),
         "utilisation": cluster["cpu_ticks"] / (ticks * engine.fleet.total_capacity[0]),
         "awake_share": cluster["awake_ticks"] / (ticks * engine.fleet.num_servers),
         "toggles": cluster["sleep_requests"] + cluster["wake_requests"],
     }
     for name in METRICS:
-        if name not in measures:
+        if name not in measures and name != "energy_bound_kwh":
             is_counter = name in (cluster.dtype.names or ())
             measures[name] = cluster[name] if is_counter else [row[name] for row in served]
-    return {name: np.asarray(measures[name], dtype=np.float64) for name in METRICS}
+    return {name: np.asarray(values, dtype=np.float64) for name, values in measures.items()}
 
 
 def episode_return(engine: ClusterEngine) -> NDArray[np.float64]:
@@ -101,6 +108,15 @@ def _service(engine: ClusterEngine, e: int) -> dict[str, float]:
         "jobs_served": has_started.mean() if arrived else 1.0,
         "work_served": work[has_started].sum() / work.sum() if work.any() else 1.0,
         "wait_mean_ticks": wait.mean() if len(wait) else 0.0,
-        "wait_p95_ticks": np.percentile(wait, 95) if len(wait) else 0.0,
+        "wait_p95_ticks": _percentile(wait, 0.95) if len(wait) else 0.0,
         "bounded_slowdown": np.maximum(1.0, slowdown).mean() if len(wait) else 1.0,
     }
+
+
+def _percentile(values: NDArray[np.int32], share: float) -> float:
+    """Return the linear percentile; np.percentile takes ten times as long on small arrays."""
+    ordered = np.sort(values)
+    position = share * (len(ordered) - 1)
+    left = int(position)
+    right = min(left + 1, len(ordered) - 1)
+    return float(ordered[left] + (ordered[right] - ordered[left]) * (position - left))

@@ -17,7 +17,7 @@ from cloudsched.envs.observation import ObservationEncoder, feature_shapes
 from cloudsched.envs.rendering import render_ansi, render_rgb
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError, EpisodeError
-from cloudsched.metrics import episode_metrics
+from cloudsched.metrics import online_metrics
 from cloudsched.sim.engine import ClusterEngine
 from cloudsched.sim.jobs import JobTable
 from cloudsched.sim.state import StepResult
@@ -45,7 +45,7 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
     Episode end: truncated after `episode_ticks` ticks, never terminated. Autoreset as
         `autoreset_mode` says (Gymnasium's NEXT_STEP unless told otherwise).
     Info: `elapsed_ticks` (0 or 1: discount by gamma ** elapsed_ticks), `cost`, and on the last
-        step of an episode `episode_metrics`, the measures of `cloudsched.metrics`.
+        step of an episode `episode_metrics`, the measures of `cloudsched.metrics` but the bound.
     """
 
     metadata = {  # noqa: RUF012 - Gymnasium's convention
@@ -197,7 +197,7 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
         has_ended = np.zeros(self.num_envs, np.bool_)
         has_ended[ended] = True
         info["episode_metrics"] = {}
-        for name, values in episode_metrics(self.engine, ended).items():
+        for name, values in online_metrics(self.engine, ended).items():
             info["episode_metrics"][name] = np.zeros(self.num_envs)
             info["episode_metrics"][name][ended] = values
         info["_episode_metrics"] = has_ended

@@ -162,24 +162,21 @@ def _encode_server(rules, scales, state, e, n, out):  # type: ignore[no-untyped-
     num_resources = state.demand.shape[2]
     for r in range(num_resources):
         out[e, n, r] = state.free[e, n, r] / scales.largest_capacity[r]
+    # Products with 0 or 1 instead of branches: which servers are busy is hard to predict, and a
+    # wrong guess costs the processor more than the arithmetic.
+    is_busy = 1.0 * (server.num_running > 0)
+    is_active = 1.0 * (server.mode == ACTIVE)
     f = 2 * num_resources
-    out[e, n, f + 3] = server.mode == ACTIVE
-    out[e, n, f + 4] = server.mode == WAKING
-    out[e, n, f + 5] = server.mode == ASLEEP
-    out[e, n, f + 6] = 0.0
-    if server.mode == WAKING:
-        out[e, n, f + 6] = server.wake_left / max(1, rules.wake_delay_ticks)
+    out[e, n, f + 3] = is_active
+    out[e, n, f + 4] = 1.0 * (server.mode == WAKING)
+    out[e, n, f + 5] = 1.0 * (server.mode == ASLEEP)
+    out[e, n, f + 6] = server.wake_left / max(1, rules.wake_delay_ticks)
     out[e, n, f + 7] = _squash(float(server.num_running), RUNNING_SCALE)
-    out[e, n, f + 8] = 0.0
-    out[e, n, f + 9] = 0.0
-    out[e, n, f + 10] = 0.0
-    out[e, n, f + 11] = 0.0
-    if server.num_running > 0:
-        out[e, n, f + 8] = _squash(float(server.next_end - now), TIME_SCALE)
-        out[e, n, f + 9] = _squash(float(server.last_end - now), TIME_SCALE)
-        out[e, n, f + 11] = server.releasing / scales.largest_capacity[0]
-    elif server.mode == ACTIVE:
-        out[e, n, f + 10] = _squash(float(now - server.idle_since), TIME_SCALE)
+    out[e, n, f + 8] = is_busy * _squash(float(server.next_end - now), TIME_SCALE)
+    out[e, n, f + 9] = is_busy * _squash(float(max(0, server.last_end - now)), TIME_SCALE)
+    is_idle = is_active * (1.0 - is_busy)
+    out[e, n, f + 10] = is_idle * _squash(float(now - server.idle_since), TIME_SCALE)
+    out[e, n, f + 11] = server.releasing / scales.largest_capacity[0]
 
 
 @njit(inline="always")

@@ -46,19 +46,12 @@ class JobTable:
             )
         if demand.shape[1] == 0:
             raise InvalidJobsError("demand has no resource column; expected (J, R) with R >= 1.")
-        _refuse(np.any(~np.isfinite(demand), axis=1), "demand", demand, "a finite number")
-        _refuse(
-            np.any((demand < 0) | (demand > MAX_DEMAND), axis=1),
-            "demand",
-            demand,
-            f"a number from 0 to {MAX_DEMAND:.0f}",
-        )
+        _require("demand", demand, 0.0, MAX_DEMAND)
         for name, ticks, low in (("arrival_tick", arrival, 0), ("duration_ticks", duration, 1)):
             if ticks.size and not np.issubdtype(ticks.dtype, np.integer):
                 raise InvalidJobsError(f"{name} has type {ticks.dtype}; expected whole ticks.")
-            is_bad = (ticks < low) | (ticks > MAX_TICK)
-            _refuse(is_bad, name, ticks, f"a whole number from {low} to {MAX_TICK}")
-        if np.any(np.diff(arrival) < 0):
+            _require(name, ticks, low, MAX_TICK)
+        if (arrival[1:] < arrival[:-1]).any():
             row = int(np.argmax(np.diff(arrival) < 0)) + 1
             raise InvalidJobsError(
                 f"Job {row}: arrival_tick={arrival[row]} is before the job above it "
@@ -95,7 +88,12 @@ class JobTable:
         )
 
 
-def _refuse(is_bad: Any, name: str, values: NDArray[np.generic], fix: str) -> None:
-    if np.any(is_bad):
-        row = int(np.argmax(is_bad))
-        raise InvalidJobsError(f"Job {row}: {name}={values[row].tolist()!r}; expected {fix}.")
+def _require(name: str, values: NDArray[Any], low: float, high: float) -> None:
+    """Refuse a table with a value that is not from `low` to `high`; NaN is not."""
+    if values.size and not (values.min() >= low and values.max() <= high):
+        is_good = (values >= low) & (values <= high)
+        row = int(np.argwhere(~is_good)[0, 0])
+        raise InvalidJobsError(
+            f"Job {row}: {name}={values[row].tolist()!r}; expected a finite number from {low:.0f} "
+            f"to {high:.0f}."
+        )
