@@ -279,11 +279,11 @@ def test_no_heuristic_acts_illegally_or_starves(name: str, preset: str) -> None:
     policy.reset(4)
     while not env.advance(policy.act(observation)).is_truncated.all():
         pass
-    metrics = episode_metrics(env.engine)
-    assert (metrics["illegal"] == 0).all()
+    assert (episode_metrics(env.engine)["illegal"] == 0).all()
     if preset == "default":
-        assert (metrics["jobs_served"] > 0.9).all()
-        assert (metrics["work_served"] > 0.9).all()
+        # Deadlines are at most 30 ticks away: 60 ticks before the end, everything has started.
+        jobs = env.engine.state.jobs[:, : env.engine.state.clusters["arrived"].min()]
+        assert (jobs["start"][jobs["arrival"] < 90] >= 0).all()
 
 
 def test_a_clusters_decisions_do_not_depend_on_the_batch() -> None:
