@@ -53,6 +53,7 @@ VERBS: Registry[Verb] = Registry(
             "Simulate",
             "watch one episode, or save it as GIF or PNG",
         ),
+        "train": Verb("cloudsched.commands.train", "Train", "train a policy with an RLlib config"),
         "tune-heuristic": Verb(
             "cloudsched.commands.tune", "TuneHeuristic", "search a heuristic's best numbers"
         ),

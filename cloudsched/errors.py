@@ -38,6 +38,10 @@ class TraceFileError(CloudschedError, ValueError):
     """A trace file is missing or broken; names file, line and column."""
 
 
+class BundleError(CloudschedError, ValueError):
+    """A policy bundle is missing, damaged, or made for another encoder."""
+
+
 class EpisodeError(CloudschedError, RuntimeError):
     """An environment was used out of order, for example stepped before its first reset."""
 

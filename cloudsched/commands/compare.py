@@ -12,9 +12,10 @@ from rich.table import Table
 
 from cloudsched.commands.options import ScenarioOptions
 from cloudsched.commands.output import console, print_json, print_settings, progress_bar
+from cloudsched.commands.policies import make_policy
 from cloudsched.envs.scenario import Scenario
 from cloudsched.evaluation import Episodes, Evaluation, first_seeds
-from cloudsched.heuristics.catalog import BASES, SLEEP_SUFFIXES, make_heuristic, tuned_names
+from cloudsched.heuristics.catalog import BASES, SLEEP_SUFFIXES, tuned_names
 from cloudsched.results import check_folder, comparison_document, to_json, to_parquet, write_files
 
 COLUMNS = (
@@ -56,7 +57,7 @@ class Compare(ScenarioOptions):
         names = list(self.policies) or default_policies(scenario)
         if self.baseline is not None:
             names.append(self.baseline)
-        policies = {name: make_heuristic(name, scenario.config) for name in names}
+        policies = {name: make_policy(name, scenario.config) for name in names}
         check_folder(self.out)
         episodes = Episodes(scenario, seeds)
         print_settings(

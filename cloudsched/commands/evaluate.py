@@ -10,8 +10,8 @@ from rich.table import Table
 
 from cloudsched.commands.options import ScenarioOptions
 from cloudsched.commands.output import console, print_json, print_settings, progress_bar
+from cloudsched.commands.policies import make_policy
 from cloudsched.evaluation import Episodes, first_seeds
-from cloudsched.heuristics.catalog import make_heuristic
 from cloudsched.metrics import METRICS
 from cloudsched.results import check_folder, evaluation_document, to_json, to_parquet, write_files
 
@@ -41,7 +41,7 @@ class Evaluate(ScenarioOptions):
         """Evaluate, save and print."""
         scenario = self.scenario
         seeds = first_seeds(self.split, self.seeds)
-        policy = make_heuristic(self.policy, scenario.config)
+        policy = make_policy(self.policy, scenario.config)
         if self.out is not None:
             check_folder(self.out)
         episodes = Episodes(scenario, seeds)

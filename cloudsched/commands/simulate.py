@@ -16,13 +16,13 @@ from rich.text import Text
 
 from cloudsched.commands.options import ScenarioOptions
 from cloudsched.commands.output import console, print_settings
+from cloudsched.commands.policies import make_policy
 from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.envs.rendering import render_ansi, render_rgb
 from cloudsched.envs.rendering.frames import MAX_FPS, MAX_SHEET_FRAMES, Frame, save_frames
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.evaluation import TEST_SEEDS
-from cloudsched.heuristics.catalog import make_heuristic
 from cloudsched.metrics import METRICS, episode_metrics
 from cloudsched.policy import Policy
 from cloudsched.results import check_folder
@@ -61,7 +61,7 @@ class Simulate(ScenarioOptions):
         """Simulate, show, save, and print the metrics."""
         scenario = self._scenario()
         self._check()
-        policy = make_heuristic(self.policy, scenario.config)
+        policy = make_policy(self.policy, scenario.config)
         env = ClusterVectorEnv(1, **scenario.to_dict(), copy=False, autoreset_mode="Disabled")
         jobs = env.workload.jobs(self.seed, env.config.episode_ticks)
         print_settings(scenario, [self.seed], is_json=False, policy=self.policy)

@@ -1,0 +1,1 @@
+"""Networks, masks and losses: torch only, no Ray."""

@@ -1,0 +1,199 @@
+"""Collects decisions: E clusters, one forward pass a step, into preallocated columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cloudsched.envs.cluster import FRESH_SEEDS, ClusterVectorEnv
+from cloudsched.models.losses import generalised_advantages, shared_luck
+from cloudsched.models.masking import log_prob, log_probs, sample
+
+Network = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
+
+
+class Columns(NamedTuple):
+    """B = T * E decisions, time-major; overwritten by the next rollout."""
+
+    observation: dict[str, Tensor]  # (B, ...) each
+    action: Tensor  # (B,) int64
+    log_prob: Tensor  # (B,)
+    value: Tensor  # (B,)
+    advantage: Tensor  # (B,)
+    value_target: Tensor  # (B,)
+    reward: Tensor  # (B,) times `1 - gamma`
+    elapsed: Tensor  # (B,) int64, ticks that the decision took
+    is_cut: Tensor  # (B,) bool, the next row of the cluster belongs to another episode
+
+
+class RolloutCollector:
+    """Runs a network in E clusters and works out the advantages of its decisions.
+
+    Rewards are multiplied by `1 - gamma`, so that values are mean rewards a tick, of order one.
+
+    Args:
+        env: with `copy=False` and same-step autoreset.
+        num_steps: decisions of each cluster in one rollout, T.
+        gamma: discount of one tick; a decision that takes no time is not discounted.
+        lambda_: decay of the advantage's trace over one tick.
+        group_size: clusters that see the same arrivals, next to each other; what a tick brought to
+            the others of the group is taken out of a cluster's advantage.
+        device: where the network lives; columns stay on the CPU.
+    """
+
+    def __init__(
+        self,
+        env: ClusterVectorEnv,
+        *,
+        num_steps: int,
+        gamma: float,
+        lambda_: float,
+        group_size: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.env = env
+        self.num_steps = num_steps
+        self.gamma = gamma
+        self.lambda_ = lambda_
+        self.group_size = group_size
+        self.device = torch.device(device)
+        self.finished: list[dict[str, float]] = []
+        """Measures of the episodes that ended since this was last cleared."""
+        shape = (num_steps, env.num_envs)
+        space = env.single_observation_space
+        self._observation = {
+            name: torch.from_numpy(np.zeros((*shape, *part.shape), part.dtype))
+            for name, part in space.spaces.items()  # type: ignore[attr-defined]
+        }
+        self._action = torch.zeros(shape, dtype=torch.int64)
+        self._log_prob, self._value = torch.zeros(shape), torch.zeros(shape)
+        self._advantage, self._value_target = torch.zeros(shape), torch.zeros(shape)
+        self._reward, self._next_value = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self._elapsed = np.zeros(shape, np.int64)
+        self._first_tick = np.zeros(env.num_envs, np.int64)
+        self._luck, self._scratch = np.zeros_like(self._reward), np.zeros((2, 2 * num_steps), "f4")
+        self._is_cut = np.zeros(shape, np.bool_)
+        self._live: dict[str, Tensor] | None = None
+
+    def reset(self, seeds: list[int]) -> None:
+        """Start an episode in each cluster; equal seeds give equal arrivals, for ever."""
+        observation, _ = self.env.reset(seed=seeds)
+        self._first_tick[:] = 0
+        self._live = {name: torch.from_numpy(array) for name, array in observation.items()}
+
+    @torch.inference_mode()
+    def collect(self, network: Network) -> Columns:
+        """Take `num_steps` decisions in each cluster."""
+        assert self._live is not None, "reset() comes first"
+        last_observations: list[tuple[int, int, dict[str, NDArray[np.float32]]]] = []
+        self._is_cut[:] = False
+        for t in range(self.num_steps):
+            observation = {}
+            for name, live in self._live.items():
+                observation[name] = self._observation[name][t].copy_(live)
+            logits_EA, value_E = network(self._on_device(observation))
+            action_E = sample(logits_EA)
+            self._value[t] = value_E
+            self._log_prob[t] = log_prob(log_probs(logits_EA), action_E)
+            self._action[t] = action_E
+            _, reward, _, truncated, info = self.env.step(self._action[t].numpy())
+            self._reward[t] = reward
+            self._elapsed[t] = info["elapsed_ticks"]
+            if "final_obs" in info:
+                self._is_cut[t] = truncated
+                ended = truncated.nonzero()[0]
+                last_observations += [(t, int(e), info["final_obs"][e]) for e in ended]
+                measures = info["episode_metrics"]
+                self.finished += [{k: float(v[e]) for k, v in measures.items()} for e in ended]
+        self._bootstrap(network, last_observations)
+        self._estimate()
+        return Columns(
+            observation={name: table.flatten(0, 1) for name, table in self._observation.items()},
+            action=self._action.flatten(),
+            log_prob=self._log_prob.flatten(),
+            value=self._value.flatten(),
+            advantage=self._advantage.flatten(),
+            value_target=self._value_target.flatten(),
+            reward=torch.from_numpy(self._reward).flatten(),
+            elapsed=torch.from_numpy(self._elapsed).flatten(),
+            is_cut=torch.from_numpy(self._is_cut).flatten(),
+        )
+
+    def _on_device(self, observation: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.device.type == "cpu":
+            return observation
+        return {name: table.to(self.device) for name, table in observation.items()}
+
+    def _bootstrap(
+        self,
+        network: Network,
+        last_observations: list[tuple[int, int, dict[str, NDArray[np.float32]]]],
+    ) -> None:
+        """Fill in the value of what each decision led to."""
+        assert self._live is not None
+        value = self._value.numpy()
+        self._next_value[:-1] = value[1:]
+        self._next_value[-1] = network(self._on_device(self._live))[1].cpu().numpy()
+        if last_observations:
+            steps, clusters, observations = zip(*last_observations, strict=True)
+            stacked = {
+                name: torch.from_numpy(np.stack([one[name] for one in observations]))
+                for name in self._live
+            }
+            values = network(self._on_device(stacked))[1].cpu().numpy()
+            self._next_value[list(steps), list(clusters)] = values
+
+    def _estimate(self) -> None:
+        """Fill in advantages, and the values that the critic should have given."""
+        self._reward *= 1.0 - self.gamma
+        discount = np.power(self.gamma, self._elapsed, dtype=np.float32)
+        trace = np.power(self.lambda_, self._elapsed, dtype=np.float32)
+        trace[self._is_cut] = 0.0
+        value, advantage = self._value.numpy(), self._advantage.numpy()
+        estimate = partial(
+            generalised_advantages,
+            value=value,
+            next_value=self._next_value,
+            discount=discount,
+            trace=trace,
+            out_advantage=advantage,
+        )
+        estimate(self._reward)
+        torch.add(self._value, self._advantage, out=self._value_target)
+        if self.group_size > 1:
+            surprise = self._reward + discount * self._next_value - value
+            shared_luck(
+                surprise,
+                self._elapsed,
+                self._first_tick,
+                self.group_size,
+                self._scratch,
+                self._luck,
+            )
+            estimate(self._reward - self._luck)
+        self._first_tick += self._elapsed.sum(axis=0)
+
+
+def training_env(num_envs: int, **scenario: object) -> ClusterVectorEnv:
+    """Build clusters as a collector needs them."""
+    return ClusterVectorEnv(num_envs, **scenario, copy=False, autoreset_mode="SameStep")  # type: ignore[arg-type]
+
+
+def training_seeds(
+    num_envs: int, entropy: int | None, *, stream: int = 0, group_size: int = 1
+) -> list[int]:
+    """Draw the first seed of each cluster from the training range.
+
+    Args:
+        stream: sets runners apart.
+        group_size: clusters next to each other that share a seed.
+    """
+    generator = np.random.default_rng(None if entropy is None else [entropy, stream])
+    seeds = generator.integers(FRESH_SEEDS, size=-(-num_envs // group_size))
+    return [int(seeds[e // group_size]) for e in range(num_envs)]

@@ -1,0 +1,1 @@
+"""Adapters to Ray RLlib: runner, modules, learners and algorithms."""

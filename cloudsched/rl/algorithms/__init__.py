@@ -1,0 +1,1 @@
+"""Algorithms: sampling, learning and weight sync, wired."""

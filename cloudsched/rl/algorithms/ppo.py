@@ -1,0 +1,181 @@
+"""PPO on columns: RLlib's algorithm with our runner, learner and module as its defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import NotProvided
+from ray.rllib.algorithms.ppo import PPO, PPOConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+)
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from cloudsched.errors import ConfigError
+from cloudsched.rl.learners.ppo import ColumnPPOLearner
+from cloudsched.rl.modules.cluster import ClusterModule
+from cloudsched.rl.runner import BatchedEnvRunner, concatenate
+
+ENV_ID = "cloudsched/Cluster-v0"
+ADVANTAGE_SCALINGS = ("running", "batch", "none")
+
+
+class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
+    """Settings of `ClusterPPO`; `env_config` holds the fields of a `Scenario`.
+
+    As in RLlib, except that `gamma` and `lambda_` are per tick, and that `vf_clip_param` (None for
+    no clipping) bounds how far a value may move from the one that was sampled with. Values are
+    discounted sums of rewards times `1 - gamma`.
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or ClusterPPO)
+        self.advantage_scaling = "running"
+        self.target_kl: float | None = None
+        self.arrival_group_size = 4
+        self.initial_weights: str | None = None
+        self.environment(ENV_ID)
+        self.env_runners(
+            env_runner_cls=BatchedEnvRunner,
+            num_env_runners=0,
+            num_envs_per_env_runner=64,
+            gym_env_vectorize_mode="vector_entry_point",
+        )
+        self.training(
+            gamma=0.99,
+            lambda_=0.97,
+            lr=3e-4,
+            train_batch_size_per_learner=8192,
+            minibatch_size=1024,
+            num_epochs=4,
+            clip_param=0.2,
+            vf_clip_param=0.5,
+            vf_loss_coeff=0.5,
+            entropy_coeff=0.003,
+            grad_clip=5.0,
+            use_kl_loss=False,
+        )
+        self.learners(num_learners=0)
+        self.torch_ddp_kwargs = {"find_unused_parameters": True}  # no toggles without sleep
+
+    def training(  # type: ignore[override]
+        self,
+        *,
+        advantage_scaling: str = NotProvided,
+        target_kl: float | None = NotProvided,
+        arrival_group_size: int = NotProvided,
+        initial_weights: str | None = NotProvided,
+        **kwargs: Any,
+    ) -> ClusterPPOConfig:
+        """Set hyper-parameters.
+
+        Args:
+            advantage_scaling: after centring, divide by a `running` standard deviation (batches
+                with bursts of violations carry the signal, and keep their weight) or by that of
+                the `batch`; `none` leaves advantages alone.
+            target_kl: end an update after the epoch in which the policy moved further than this.
+            arrival_group_size: clusters of a runner that see the same arrivals, so that the luck
+                which they share can be taken out of advantages; 1 for none.
+            initial_weights: safetensors file with the weights to start from, of a cloned network
+                for example.
+            kwargs: RLlib's.
+        """
+        super().training(**kwargs)
+        if advantage_scaling is not NotProvided:
+            if advantage_scaling not in ADVANTAGE_SCALINGS:
+                raise ConfigError(
+                    f"advantage_scaling={advantage_scaling!r}: expected one of "
+                    f"{', '.join(ADVANTAGE_SCALINGS)}."
+                )
+            self.advantage_scaling = advantage_scaling
+        if target_kl is not NotProvided:
+            self.target_kl = target_kl
+        if arrival_group_size is not NotProvided:
+            self.arrival_group_size = arrival_group_size
+        if initial_weights is not NotProvided:
+            self.initial_weights = initial_weights
+        return self
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """Use our module."""
+        return RLModuleSpec(module_class=ClusterModule)
+
+    def get_default_learner_class(self) -> type[ColumnPPOLearner]:
+        """Use our learner."""
+        return ColumnPPOLearner
+
+
+class ClusterPPO(PPO):  # type: ignore[misc]
+    """Sample columns from the runners, learn, send the weights back."""
+
+    @classmethod
+    def get_default_config(cls) -> ClusterPPOConfig:
+        """Return the settings."""
+        return ClusterPPOConfig()
+
+    def setup(self, config: Any) -> None:
+        """Build runners and learners, and hand out the weights to start from."""
+        super().setup(config)
+        if self.config.initial_weights is not None:
+            weights = _read_weights(self.config.initial_weights)
+            self.learner_group.foreach_learner(lambda learner: _load_weights(learner, weights))
+            self._sync_weights()
+
+    def training_step(self) -> None:
+        """Run one iteration."""
+        config = self.config
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            batches, results = synchronous_parallel_sample(
+                worker_set=self.env_runner_group,
+                max_env_steps=config.total_train_batch_size,
+                sample_timeout_s=config.sample_timeout_s,
+                concat=False,
+                _uses_new_env_runners=True,
+                _return_metrics=True,
+            )
+            if not batches:  # all runners failed; RLlib restarts them
+                return
+            self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
+            columns = SampleBatch(concatenate(batches))
+        sampled = self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME))
+        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+            learner_results = self.learner_group.update(
+                batch=MultiAgentBatch({DEFAULT_MODULE_ID: columns}, env_steps=len(columns)),
+                timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: sampled},
+                num_epochs=config.num_epochs,
+                minibatch_size=config.minibatch_size,
+            )
+            self.metrics.aggregate(learner_results, key=LEARNER_RESULTS)
+        with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+            self._sync_weights()
+
+    def _sync_weights(self) -> None:
+        self.env_runner_group.sync_weights(
+            from_worker_or_learner_group=self.learner_group,
+            policies=[DEFAULT_MODULE_ID],
+            inference_only=True,
+        )
+
+
+def _read_weights(path: str) -> dict[str, Tensor]:
+    try:
+        weights: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"initial_weights={path!r}: cannot be read: {error}.") from error
+    return weights
+
+
+def _load_weights(learner: ColumnPPOLearner, weights: dict[str, Tensor]) -> None:
+    learner.module[DEFAULT_MODULE_ID].unwrapped().network.load_state_dict(weights)

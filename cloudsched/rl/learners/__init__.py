@@ -1,0 +1,1 @@
+"""Learners that update the networks."""

@@ -1,0 +1,1 @@
+"""RLModules that wrap the networks."""

@@ -1,0 +1,131 @@
+"""A training run: iterations, early results on train seeds, checkpoints, and the best policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+from torch import Tensor
+
+from cloudsched.envs.scenario import Scenario
+from cloudsched.errors import ConfigError
+from cloudsched.evaluation import Episodes, first_seeds
+from cloudsched.models.networks import QNetwork
+from cloudsched.rl.policy import NetworkPolicy
+
+CHECKPOINT, STATE = "checkpoint", "state.json"
+
+Weights = dict[str, Tensor]
+
+
+@dataclass
+class RunState:
+    """How far a run is; saved beside each checkpoint."""
+
+    iteration: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    best_return: float | None = None
+    best_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyResult:
+    """How the policy did on some train seeds, without exploration."""
+
+    steps: int
+    episode_return: float
+    mean_power_w: float
+    sla_violation_rate: float
+    is_best: bool
+
+
+class TrainingRun:
+    """Trains an RLlib algorithm and keeps the weights that did best on train seeds.
+
+    Args:
+        algorithm: built; its `env_config` is the scenario.
+        folder: where the checkpoint lives.
+        num_seeds: train seeds for early results.
+        keep: called with the network's weights whenever they are the best so far.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        folder: Path,
+        *,
+        num_seeds: int,
+        keep: Callable[[Weights, RunState], None],
+    ) -> None:
+        self.algorithm = algorithm
+        self.scenario = Scenario.from_dict(dict(algorithm.config.env_config))
+        self.state = RunState()
+        self._folder = folder
+        self._keep = keep
+        self._episodes = Episodes(self.scenario, first_seeds("train", num_seeds))
+
+    @property
+    def network(self) -> Any:
+        """The network that is being trained."""
+        return self.algorithm.get_module(DEFAULT_MODULE_ID).network
+
+    def iterate(self) -> dict[str, Any]:
+        """Run one iteration and return RLlib's result."""
+        result: dict[str, Any] = self.algorithm.train()
+        self.state.iteration += 1
+        self.state.steps = int(result[ENV_RUNNER_RESULTS][NUM_ENV_STEPS_SAMPLED_LIFETIME])
+        self.state.seconds += float(result["time_this_iter_s"])
+        return result
+
+    def evaluate(self) -> EarlyResult:
+        """Measure the policy on train seeds, and keep it if it is the best so far."""
+        network = self.network
+        is_q_network = isinstance(network, QNetwork)
+        policy = NetworkPolicy(network, rule="argmax" if is_q_network else "kind")
+        summary = self._episodes.run(policy, name="policy").summary
+        episode_return = summary["episode_return"].mean
+        best = self.state.best_return
+        is_best = best is None or episode_return > best
+        if is_best:
+            self.state.best_return, self.state.best_steps = episode_return, self.state.steps
+            weights = {name: value.clone() for name, value in network.state_dict().items()}
+            self._keep(weights, self.state)
+        return EarlyResult(
+            steps=self.state.steps,
+            episode_return=episode_return,
+            mean_power_w=summary["mean_power_w"].mean,
+            sla_violation_rate=summary["sla_violation_rate"].mean,
+            is_best=is_best,
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint from which `restore` goes on; the last one stays until it is whole."""
+        target = self._folder / CHECKPOINT
+        part = self._folder / f".{CHECKPOINT}.{os.getpid()}.part"
+        old = self._folder / f".{CHECKPOINT}.{os.getpid()}.old"
+        try:
+            self.algorithm.save_to_path(str(part.absolute()))
+            (part / STATE).write_text(json.dumps(asdict(self.state)), "utf-8")
+            if target.exists():
+                os.replace(target, old)
+            os.replace(part, target)
+        finally:
+            for leftover in (part, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def restore(self) -> None:
+        """Go on from the checkpoint."""
+        target = self._folder / CHECKPOINT
+        if not (target / STATE).is_file():
+            raise ConfigError(f"--resume: no checkpoint in {str(target)!r}; leave --resume out.")
+        self.algorithm.restore_from_path(str(target.absolute()))
+        self.state = RunState(**json.loads((target / STATE).read_text("utf-8")))

@@ -1,0 +1,25 @@
+import pytest
+
+from cloudsched.bench.train import CONTENDERS, TrainBenchConfig, run
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
+
+
+def test_the_bench_measures_every_contender_that_is_installed():
+    lines = []
+    result = run(
+        TrainBenchConfig(
+            batch_size=64,
+            minibatch_size=32,
+            num_epochs=1,
+            seconds=0.05,
+            rounds=1,
+            env_counts=(4,),
+        ),
+        lines.append,
+    )
+    assert set(result["steps_per_s"]) == set(CONTENDERS)
+    for name, speed in result["steps_per_s"].items():
+        assert speed > 0 if name not in result["absent"] else speed is None
+    assert set(result["ratios"]) == {"bare_torch", "sb3_maskable_ppo", "stock_rllib"}
+    assert any("bare_torch" in line for line in lines)
