@@ -18,7 +18,7 @@ check: $(READY)  ## what CI runs: lint, types, import directions, tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
-	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest tests/sim tests/envs/test_observation.py -m "not slow"
+	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest tests/sim tests/envs/test_cluster.py -m "not slow"
 	$(BIN)/coverage report --include "cloudsched/sim/*,cloudsched/envs/observation.py"
 
 bench: $(READY)  ## steps a second of the simulator and of its yardsticks

@@ -82,9 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except CloudschedError as error:
         return _fail(str(error))
+    except MemoryError as error:
+        return _fail(f"Not enough memory: {error}. Use fewer servers, visible jobs or seeds.")
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return INTERRUPTED
+    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+        return _fail(f"Cannot use {error.filename!r}: {error.strerror}.")
     except BrokenPipeError:
         # The reader, such as `head`, has enough; Python would complain once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -99,6 +103,9 @@ def _dispatch(words: list[str]) -> int:
         print(f"cloudsched {__version__}")
         return OK
     length = 2 if any(name.startswith(f"{words[0]} ") for name in VERBS) else 1
+    if length == 2 and words[1:] in (["-h"], ["--help"]):
+        print(_help())
+        return OK
     name, rest = " ".join(words[:length]), words[length:]
     verb = VERBS[name]
     command_class = getattr(import_module(verb.module), verb.class_name)

@@ -293,3 +293,35 @@ def test_an_interrupt_leaves_one_line_and_nothing_half_written(tmp_path: Path) -
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "Interrupted.\n")
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tune-heuristic", "--workloads", "--evaluations", "5"], "--workloads is empty"),
+        (["tune-heuristic", "--num-seeds", "300"], "from 1 to 50"),
+        (["tune-heuristic", "--out", "/proc/tuned.json", "--evaluations", "5"], "/proc"),
+        (["evaluate", "--policy", "rr", "--set", "fleet.resources=cpu,cpu"], "different names"),
+        (["train", "absent.py"], "No config file 'absent.py'"),
+    ],
+)
+def test_further_mistakes_cost_one_line_too(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error
+
+
+def test_resources_may_be_written_with_commas(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["evaluate", "--policy", "rr", "--seeds", "2", "--json", "--set", "episode_ticks=5"]
+    assert main([*words, "fleet.resources=cpu,memory,gpu"]) == 0
+    resources = json.loads(capsys.readouterr().out)["cluster"]["fleet"]["resources"]
+    assert resources == ["cpu", "memory", "gpu"]
+
+
+def test_help_on_the_first_half_of_a_verb_lists_the_verbs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "--help"]) == 0
+    assert "bench env" in capsys.readouterr().out

@@ -45,7 +45,10 @@ class Size(NamedTuple):
         return f"n{self.num_servers}_e{self.num_clusters}"
 
 
-SIZES = (Size(15, 1), Size(15, 64), Size(15, 1024), Size(150, 64), Size(500, 64))
+SIZES = (
+    *(Size(15, 1), Size(15, 64), Size(15, 256), Size(15, 1024)),
+    *(Size(150, 64), Size(500, 64)),
+)
 MEMORY_SIZE = Size(15, 1024)
 
 

@@ -60,7 +60,10 @@ def parse_pairs(option: str, groups: Iterable[Iterable[str]]) -> dict[str, Any]:
             raise ConfigError(f"{option} {word!r}: expected KEY=VALUE.")
         if key in values:
             raise ConfigError(f"{option} {word!r}: {key!r} is given twice.")
-        values[key] = _value(text)
+        # The only setting that is a list may be written as people would: cpu,memory,gpu
+        value = _value(text)
+        is_list = key == "fleet.resources" and isinstance(value, str)
+        values[key] = tuple(value.split(",")) if is_list else value
     return values
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def make_policy(name_or_path: str, cluster: ClusterConfig) -> Policy:
     """Build the policy for clusters with these rules."""
-    if Path(name_or_path).is_dir():
+    if (Path(name_or_path) / "bundle.json").exists():
         from cloudsched.bundle import load_bundle  # torch is loaded only for those who need it
 
         return load_bundle(Path(name_or_path)).policy(cluster)

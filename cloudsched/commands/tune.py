@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from cloudsched import __version__
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
-from cloudsched.evaluation import SPLITS
+from cloudsched.evaluation import first_seeds
 from cloudsched.heuristics.catalog import load_heuristic
 from cloudsched.heuristics.tuning import (
     TunedHeuristic,
@@ -22,6 +21,7 @@ from cloudsched.heuristics.tuning import (
     free_parameters,
     tune_heuristic,
 )
+from cloudsched.results import check_folder, write_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class TuneHeuristic:
     whole: bool = False
     """Tune order and placement too; otherwise only the sleep controller, scan depth and holding."""
     evaluations: int = 2000
-    """Candidates to try; each runs on all the train seeds."""
+    """Candidates to try, in whole generations; each runs on all the train seeds."""
     population: int = 16
     """Candidates in a generation."""
     step: float = 0.2
@@ -66,9 +66,12 @@ class TuneHeuristic:
         for name, low in (("evaluations", 1), ("population", 4), ("num_seeds", 1)):
             if getattr(self, name) < low:
                 raise ConfigError(f"--{name} {getattr(self, name)}: expected at least {low}.")
+        if not self.workloads:
+            raise ConfigError("--workloads is empty: expected at least one name.")
+        check_folder(self.out.parent)
         if not 0.0 < self.step <= 1.0:
             raise ConfigError(f"--step {self.step}: expected a number above 0 and at most 1.")
-        seeds = list(SPLITS["train"])[: self.num_seeds]
+        seeds = list(first_seeds("train", self.num_seeds))
         start = load_heuristic(self.policy)
         scenarios = [
             Scenario(preset=self.preset, workload=workload, load=self.load)
@@ -80,7 +83,11 @@ class TuneHeuristic:
             f"{self.load}), {len(seeds)} train seeds, search seed {self.seed}"
         )
         with Progress(
-            TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not sys.stderr.isatty(),
         ) as progress:
             task = progress.add_task("compiling", total=self.evaluations)
 
@@ -100,7 +107,7 @@ class TuneHeuristic:
                 report=report,
             )
         document = self._document(tuned, seeds)
-        _write(self.out, document)
+        write_files({self.out: f"{json.dumps(document, indent=1)}\n".encode()})
         if self.json:
             print(json.dumps(document, indent=1))
         else:
@@ -126,13 +133,3 @@ class TuneHeuristic:
             "search_seed": self.seed,
             "cloudsched": __version__,
         }
-
-
-def _write(path: Path, document: dict[str, object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -44,7 +44,7 @@ PRESETS: Registry[Preset] = Registry(
         ),
         "measured": Preset(
             ClusterConfig(fleet=FleetConfig(kind="measured")),
-            "15 real servers with their SPECpower curves, one of each year 2011 to 2022",
+            "15 real servers of the years 2011 to 2022 with their SPECpower curves",
         ),
     },
 )

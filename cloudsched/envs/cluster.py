@@ -115,12 +115,16 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
                 below 1,000,000.
             options: `reset_mask`, (E,) bool: which clusters to reset; all when absent.
         """
+        if isinstance(seed, float):
+            raise ConfigError(f"seed={seed!r}: expected whole numbers of at least 0.")
         if isinstance(seed, int | np.integer):
             seeds: Sequence[int | None] = [int(seed) + e for e in range(self.num_envs)]
         else:
             seeds = [None] * self.num_envs if seed is None else list(seed)
         if len(seeds) != self.num_envs:
             raise ConfigError(f"{len(seeds)} seeds for {self.num_envs} clusters; expected as many.")
+        if any(s is not None and s < 0 for s in seeds):
+            raise ConfigError(f"seed={seed!r}: expected whole numbers of at least 0.")
         chosen = np.arange(self.num_envs)
         if options and "reset_mask" in options:
             reset_mask = np.asarray(options["reset_mask"])

@@ -105,7 +105,7 @@ class ObservationEncoder:
     def update(self) -> None:
         """Encode what the last step or reset changed."""
         engine = self._engine
-        encode(engine.rules, self._scales, engine.state, self.arrays)
+        encode_unpacked(engine.rules, *self._scales, *engine.state, *self.arrays)
 
 
 def feature_shapes(
@@ -116,6 +116,40 @@ def feature_shapes(
         (num_servers, 2 * num_resources + 12),
         (visible_jobs, num_resources + 4),
         (num_resources + 12,),
+    )
+
+
+class Columns(NamedTuple):
+    """Where some features stand, for those who read them by name."""
+
+    is_active: int
+    is_waking: int
+    is_asleep: int
+    last_end: int
+    idle_ticks: int
+    releasing: int
+    duration: int
+    wait: int
+    laxity: int
+    queued: int
+    work_rate: int
+
+
+def columns(num_resources: int) -> Columns:
+    """Return the columns for R resources."""
+    servers, context = 2 * num_resources, num_resources + 1
+    return Columns(
+        is_active=servers + 3,
+        is_waking=servers + 4,
+        is_asleep=servers + 5,
+        last_end=servers + 9,
+        idle_ticks=servers + 10,
+        releasing=servers + 11,
+        duration=num_resources,
+        wait=num_resources + 1,
+        laxity=num_resources + 2,
+        queued=1,
+        work_rate=context + 3,
     )
 
 
@@ -148,6 +182,23 @@ def encode(
                         out.jobs[e, k, f] = out.jobs[e, k + 1, f]
                 _encode_slot(scales, state, e, num_slots - 1, out.jobs)
         _encode_context(rules, scales, state, e, out.context)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def encode_unpacked(all_rules, *arrays):  # type: ignore[no-untyped-def]
+    """Call `encode` with loose arrays, as `cloudsched.sim.kernels.step_unpacked` does and why."""
+    scales = Scales(arrays[0], arrays[1])
+    state = ClusterState(
+        arrays[2],
+        arrays[3],
+        arrays[4],
+        arrays[5],
+        arrays[6],
+        arrays[7],
+        arrays[8],
+        arrays[9],
+    )
+    encode(all_rules, scales, state, Observation(arrays[10], arrays[11], arrays[12]))
 
 
 @njit(inline="always")

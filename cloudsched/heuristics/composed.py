@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloudsched.config import ClusterConfig
+from cloudsched.envs.observation import columns
 from cloudsched.errors import ConfigError
-from cloudsched.heuristics.kernels import CURVE_STEPS, FleetTable, columns, decide
+from cloudsched.heuristics.kernels import CURVE_STEPS, FleetTable, decide
 from cloudsched.heuristics.parameters import HeuristicConfig, parameter_records
 from cloudsched.sim.engine import ClusterEngine
 

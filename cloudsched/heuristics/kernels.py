@@ -9,9 +9,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from cloudsched.envs.observation import TIME_SCALE, Columns
 from cloudsched.heuristics.parameters import HEADROOM, IDLE_TIMEOUT, UTILISATION_BAND
 
-TIME_SCALE = 30.0  # of the observation's squashed times
 CURVE_STEPS = 64
 ENERGY_SCALE = 1.0 / (300.0 * 30.0)  # brings watt-ticks to order one
 POWER_SCALE = 1.0 / 300.0
@@ -22,40 +22,6 @@ class FleetTable(NamedTuple):
 
     curve_w: NDArray[np.float64]  # (N, CURVE_STEPS + 1) watts over load
     server_worth: NDArray[np.float64]  # (R,) what one mean server offers, in observation units
-
-
-class Columns(NamedTuple):
-    """Where the features stand (`cloudsched.envs.observation`)."""
-
-    is_active: int
-    is_waking: int
-    is_asleep: int
-    last_end: int
-    idle_ticks: int
-    releasing: int
-    duration: int
-    wait: int
-    laxity: int
-    queued: int
-    work_rate: int
-
-
-def columns(num_resources: int) -> Columns:
-    """Return the columns for R resources."""
-    servers, context = 2 * num_resources, num_resources + 1
-    return Columns(
-        is_active=servers + 3,
-        is_waking=servers + 4,
-        is_asleep=servers + 5,
-        last_end=servers + 9,
-        idle_ticks=servers + 10,
-        releasing=servers + 11,
-        duration=num_resources,
-        wait=num_resources + 1,
-        laxity=num_resources + 2,
-        queued=1,
-        work_rate=context + 3,
-    )
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

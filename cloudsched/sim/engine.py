@@ -11,7 +11,7 @@ from cloudsched.config import ClusterConfig
 from cloudsched.errors import InvalidActionError, InvalidJobsError
 from cloudsched.sim.fleet import Fleet, build_fleet
 from cloudsched.sim.jobs import JobTable
-from cloudsched.sim.kernels import power_at, reset_clusters, step_clusters, update_mask
+from cloudsched.sim.kernels import power_at, reset_clusters, step_unpacked, update_mask
 from cloudsched.sim.records import records
 from cloudsched.sim.state import (
     JOB_DTYPE,
@@ -39,6 +39,7 @@ class ClusterEngine:
         self.config = config
         self.fleet = build_fleet(config.fleet) if fleet is None else fleet
         self.rules = rules_of(config, self.fleet)
+        self._shape = (num_clusters,)
         self.fleet_arrays = self.fleet.arrays
         self.state: ClusterState = empty_state(config, self.fleet, num_clusters)
         self.mask: NDArray[np.int8] = np.zeros((num_clusters, config.num_actions), np.int8)
@@ -77,7 +78,7 @@ class ClusterEngine:
     def step(self, actions: ArrayLike) -> StepResult:
         """Carry out one decision in each cluster."""
         checked = self._checked(actions)
-        step_clusters(self.rules, self.fleet_arrays, self.state, self.mask, checked, self.result)
+        step_unpacked(self.rules, self.mask, checked, *self.fleet_arrays, *self.state, *self.result)
         return self.result
 
     def power_at(self, load: float) -> NDArray[np.float64]:
@@ -88,6 +89,8 @@ class ClusterEngine:
 
     def _checked(self, actions: ArrayLike) -> NDArray[np.int64]:
         array = np.asarray(actions)
+        if array.dtype == np.int64 and array.shape == self._shape and array.flags.c_contiguous:
+            return array
         if array.shape != (self.num_clusters,) or array.dtype.kind not in "iu":
             raise InvalidActionError(
                 f"actions have shape {array.shape} and type {array.dtype}; "

@@ -215,6 +215,28 @@ def step_clusters(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def step_unpacked(all_rules, mask, actions, *arrays):  # type: ignore[no-untyped-def]
+    """Call `step_clusters` with the arrays of fleet, state and result one after another.
+
+    Numba takes loose arrays over from Python in a third of the time that tuples of them need,
+    which at 64 clusters is a tenth of a step.
+    """
+    fleet = FleetArrays(arrays[0], arrays[1], arrays[2])
+    state = ClusterState(
+        arrays[3],
+        arrays[4],
+        arrays[5],
+        arrays[6],
+        arrays[7],
+        arrays[8],
+        arrays[9],
+        arrays[10],
+    )
+    result = StepResult(arrays[11], arrays[12], arrays[13], arrays[14])
+    step_clusters(all_rules, fleet, state, mask, actions, result)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def update_mask(all_rules: NDArray[np.void], state: ClusterState, mask: NDArray[np.int8]) -> None:
     """Bring the mask up to date with what the last step changed: the one rule of legality.
 

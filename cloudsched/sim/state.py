@@ -24,7 +24,7 @@ UNCHANGED, PLACED, TOGGLED, TICKED = 0, 1, 2, 3
 NONE = -1  # end of a linked list, a job not started, a server not chosen
 NEVER = 2**31 - 1  # a deadline that never passes
 
-# Arrival rates are averaged over these horizons, in ticks (see `update_rates` in the kernels).
+# Arrival rates are averaged over these horizons, in ticks (see `_arrive` in the kernels).
 RATE_HORIZONS = (5, 30, 200)
 # How far ahead a server's `releasing` looks, in ticks.
 RELEASE_HORIZON = 5

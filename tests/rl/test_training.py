@@ -16,7 +16,7 @@ from cloudsched.bundle import load_bundle
 
 pytestmark = pytest.mark.ray
 
-CONFIG = '''
+CONFIG = """
 from cloudsched.rl.algorithms.ppo import ClusterPPOConfig
 
 SETTINGS = {"episode_ticks": 30, "fleet": {"num_servers": 4}, "visible_jobs": 3}
@@ -30,7 +30,7 @@ def build():
     config.training(train_batch_size_per_learner=512, minibatch_size=128, num_epochs=2)
     config.debugging(seed=0, log_level="ERROR")
     return config
-'''
+"""
 
 
 def command(folder: Path, *words: str) -> list[str]:

@@ -50,7 +50,12 @@ def check_invariants(engine: ClusterEngine) -> None:
 
 @pytest.mark.parametrize(
     ("num_servers", "visible_jobs", "num_resources", "num_clusters"),
-    [(1, 1, 1, 3), (15, 5, 2, 8), (40, 32, 4, 2), (5000, 32, 4, 1)],
+    [
+        (1, 1, 1, 3),
+        (15, 5, 2, 8),
+        (40, 32, 4, 2),
+        pytest.param(5000, 32, 4, 1, marks=pytest.mark.slow),  # without the compiler, that is
+    ],
 )
 def test_jobs_are_conserved_and_capacity_holds_at_every_size(
     num_servers: int, visible_jobs: int, num_resources: int, num_clusters: int
