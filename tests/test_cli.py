@@ -308,14 +308,14 @@ def test_an_interrupt_leaves_one_line_and_nothing_half_written(tmp_path: Path) -
 def test_further_mistakes_cost_one_line_too(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == 2
+    assert cli.main(words) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert message in error
 
 
 def test_resources_may_be_written_with_commas(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["evaluate", "--policy", "rr", "--seeds", "2", "--json", "--set", "episode_ticks=5"]
-    assert main([*words, "fleet.resources=cpu,memory,gpu"]) == 0
+    assert cli.main([*words, "fleet.resources=cpu,memory,gpu"]) == 0
     resources = json.loads(capsys.readouterr().out)["cluster"]["fleet"]["resources"]
     assert resources == ["cpu", "memory", "gpu"]
 
@@ -323,5 +323,5 @@ def test_resources_may_be_written_with_commas(capsys: pytest.CaptureFixture[str]
 def test_help_on_the_first_half_of_a_verb_lists_the_verbs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["bench", "--help"]) == 0
+    assert cli.main(["bench", "--help"]) == 0
     assert "bench env" in capsys.readouterr().out
