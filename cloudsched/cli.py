@@ -60,6 +60,9 @@ VERBS: Registry[Verb] = Registry(
         "bench env": Verb(
             "cloudsched.commands.bench", "BenchEnv", "steps a second, beside the yardsticks"
         ),
+        "bench train": Verb(
+            "cloudsched.commands.bench_train", "BenchTrain", "PPO's speed, beside its peers"
+        ),
         "workloads": Verb("cloudsched.commands.listing", "Workloads", "what may arrive"),
         "policies": Verb("cloudsched.commands.listing", "Policies", "what may decide"),
         "presets": Verb("cloudsched.commands.listing", "Presets", "the rules of a cluster"),
