@@ -83,37 +83,32 @@ def test_jobs_are_conserved_and_capacity_holds_at_every_size(
     assert engine.state.clusters["completed"].sum() > 0
 
 
+def power_from_curves(engine: ClusterEngine) -> float:
+    """Add up what the measured curves say that each server draws now."""
+    watts = 0.0
+    for n in range(engine.fleet.num_servers):
+        idle_w = engine.fleet.idle_w[n]
+        use = 1.0 - engine.state.free[0, n, 0] / engine.fleet.capacity[n, 0]
+        curve_w = np.interp(use, np.linspace(0.0, 1.0, 11), engine.fleet.curve_w[n])
+        watts += (curve_w, idle_w, 0.05 * idle_w)[engine.state.servers["mode"][0, n]]
+    return watts
+
+
 def test_energy_is_the_sum_of_the_servers_curves() -> None:
-    config = ClusterConfig(fleet=FleetConfig(kind="measured", num_servers=5), episode_ticks=30)
+    config = ClusterConfig(
+        fleet=FleetConfig(kind="measured", num_servers=5),
+        episode_ticks=30,
+        max_decisions_per_tick=10_000,  # so that only waiting ends a tick
+    )
     engine = ClusterEngine(config)
     engine.reset([random_table(config, 1.0)])
     rng = np.random.default_rng(2)
     expected_j = 0.0
-    loads = np.linspace(0.0, 1.0, 11)
     while engine.state.clusters["tick"][0] < 30:
         action = rng.choice(np.flatnonzero(engine.mask[0]))
         if action == engine.wait_action:
-            for n in range(5):
-                idle_w = engine.fleet.idle_w[n]
-                use = 1.0 - engine.state.free[0, n, 0] / engine.fleet.capacity[n, 0]
-                curve_w = np.interp(use, loads, engine.fleet.curve_w[n])
-                mode = engine.state.servers["mode"][0, n]
-                expected_j += 60.0 * (curve_w, idle_w, 0.05 * idle_w)[mode]
-            before = engine.state.clusters["energy_j"][0]
-            engine.step(np.array([action]))
-            assert engine.state.clusters["energy_j"][0] > before
-        elif engine.state.clusters["decisions_in_tick"][0] + 1 < config.decisions_per_tick:
-            engine.step(np.array([action]))
-        else:
-            # Would end the tick by itself, after this decision: wait instead, to see the loads.
-            action = engine.wait_action
-            for n in range(5):
-                idle_w = engine.fleet.idle_w[n]
-                use = 1.0 - engine.state.free[0, n, 0] / engine.fleet.capacity[n, 0]
-                curve_w = np.interp(use, loads, engine.fleet.curve_w[n])
-                mode = engine.state.servers["mode"][0, n]
-                expected_j += 60.0 * (curve_w, idle_w, 0.05 * idle_w)[mode]
-            engine.step(np.array([action]))
+            expected_j += 60.0 * power_from_curves(engine)
+        engine.step(np.array([action]))
     assert engine.state.clusters["energy_j"][0] == pytest.approx(expected_j, abs=1e-2)
 
 
