@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -74,6 +75,7 @@ class Train:
             config.debugging(seed=self.seed)
         import ray
 
+        logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # its advice is not for our users
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="error")
         try:
             self._train(config)
@@ -83,7 +85,7 @@ class Train:
     def _train(self, config: Any) -> None:
         from cloudsched.rl.training import TrainingRun
 
-        console = Console(file=sys.stderr, highlight=False)
+        console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
         resolved = json.dumps(config.to_dict(), indent=1, default=str)
         write_files({self.out / "config.json": resolved.encode()})
         console.print(f"config: {self.config} resolved in {self.out / 'config.json'}")
