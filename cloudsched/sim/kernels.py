@@ -297,18 +297,9 @@ def _can_place(state, e, k, n):  # type: ignore[no-untyped-def]
 @njit(inline="always")
 def _mask_slot(state, mask, e, k):  # type: ignore[no-untyped-def]
     """Write what slot k allows on every server."""
-    cluster = state.clusters[e]
     num_servers = state.servers.shape[1]
-    if k >= cluster.queue_length:
-        for n in range(num_servers):
-            mask[e, k * num_servers + n] = 0
-        return
-    j = state.queue[e, cluster.queue_head + k]
     for n in range(num_servers):
-        is_legal = state.servers[e, n].mode == ACTIVE
-        for r in range(state.demand.shape[2]):
-            is_legal = is_legal and state.demand[e, j, r] <= state.free[e, n, r]
-        mask[e, k * num_servers + n] = is_legal
+        mask[e, k * num_servers + n] = _can_place(state, e, k, n)
 
 
 @njit(inline="always")
