@@ -302,21 +302,19 @@ def test_a_folder_outside_any_repository_has_no_commit(tmp_path: Path) -> None:
 
 def test_importing_the_package_is_quick_and_loads_nothing_heavy() -> None:
     code = (
-        "import time, sys; start = time.process_time(); import cloudsched; "
-        "print(time.process_time() - start); "
-        "print(sorted({'numba', 'matplotlib', 'rich', 'tyro', 'pyarrow', 'torch', 'ray'} "
+        "import time, sys; start = time.perf_counter(); import {}; "
+        "print(time.perf_counter() - start); "
+        "print(sorted({{'numba', 'matplotlib', 'rich', 'tyro', 'pyarrow', 'torch', 'ray'}} "
         "& set(sys.modules)))"
     )
-    best_s = float("inf")
-    for _ in range(
-        12
-    ):  # the best of several: a shared machine may run at half its speed for a while
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
-        seconds, loaded = done.stdout.splitlines()
-        assert loaded == "[]"
-        best_s = min(best_s, float(seconds))  # on the processor, so that others do not count
-        if best_s < 0.3:
-            break
-    assert best_s < 0.3
+    best_s = {"cloudsched": float("inf"), "gymnasium": float("inf")}
+    for _ in range(8):
+        for package in best_s:
+            words = [sys.executable, "-c", code.format(package)]
+            done = subprocess.run(words, capture_output=True, text=True, check=True)
+            seconds, loaded = done.stdout.splitlines()
+            assert loaded == "[]"
+            best_s[package] = min(best_s[package], float(seconds))
+    # 0.3 s on a machine at full speed (0.18 to 0.25 measured). Nearly all of it is Gymnasium, so on
+    # a slow or busy one the same is asked as a ratio to the import that we cannot do without.
+    assert best_s["cloudsched"] < 0.3 or best_s["cloudsched"] < 1.2 * best_s["gymnasium"], best_s
