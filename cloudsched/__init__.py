@@ -1,15 +1,10 @@
 """Learned scheduling for cloud clusters: which job runs where, and which servers sleep.
 
-Importing the package registers `cloudsched/Cluster-v0` with Gymnasium and loads nothing heavy.
+Importing the package makes `cloudsched/Cluster-v0` known to Gymnasium and loads nothing heavy.
 """
 
-from gymnasium.envs.registration import register, registry
+from cloudsched.envs.registration import register_environments
 
 __version__ = "0.1.0"
 
-if "cloudsched/Cluster-v0" not in registry:
-    register(
-        id="cloudsched/Cluster-v0",
-        entry_point="cloudsched.envs.cluster:ClusterEnv",
-        vector_entry_point="cloudsched.envs.cluster:ClusterVectorEnv",
-    )
+register_environments()

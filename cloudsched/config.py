@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Any, Self, get_type_hints
+from typing import Any, ClassVar, NoReturn, Self, get_type_hints
 
 from cloudsched.errors import ConfigError, suggestion
 
 
 class Settings:
     """What all configuration dataclasses share: dictionaries in and out, and checks."""
+
+    PATH: ClassVar[str] = ""
+    """What stands before a field's name in errors: where these settings lie in their parent."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -24,8 +27,7 @@ class Settings:
         kinds = get_type_hints(cls)
         arguments: dict[str, Any] = {}
         for key, value in values.items():
-            if key not in names:
-                raise ConfigError(f"No setting named {key!r}. {suggestion(key, names)}")
+            cls._known(key, names)
             kind = kinds[key]
             if is_dataclass(kind) and isinstance(value, Mapping):
                 value = kind.from_dict(value)  # type: ignore[union-attr]
@@ -40,14 +42,19 @@ class Settings:
         """Return a copy with some fields changed, checked like a new one."""
         names = {f.name for f in fields(self)}  # type: ignore[arg-type]
         for key in changes:
-            if key not in names:
-                raise ConfigError(f"No setting named {key!r}. {suggestion(key, names)}")
+            self._known(key, names)
         return replace(self, **changes)  # type: ignore[type-var]
+
+    @classmethod
+    def _known(cls, key: str, names: set[str]) -> None:
+        if key not in names:
+            hint = suggestion(key, names, path=cls.PATH)
+            raise ConfigError(f"No setting named {f'{cls.PATH}{key}'!r}. {hint}")
 
     def _integer(self, name: str, *, low: int, high: int = 2**31 - 1) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ConfigError(f"{name}={value!r}: expected a whole number from {low} to {high}.")
+            self._refuse(name, f"expected a whole number from {low} to {high}.")
 
     def _number(
         self, name: str, *, low: float, high: float = math.inf, exclusive: bool = False
@@ -61,22 +68,27 @@ class Settings:
         if not is_inside:
             bound = f"above {low}" if exclusive else f"of at least {low}"
             upper = "" if high == math.inf else f" and at most {high}"
-            raise ConfigError(f"{name}={value!r}: expected a finite number {bound}{upper}.")
+            self._refuse(name, f"expected a finite number {bound}{upper}.")
 
     def _flag(self, name: str) -> None:
         value = getattr(self, name)
         if not isinstance(value, bool):
-            raise ConfigError(f"{name}={value!r}: expected True or False.")
+            self._refuse(name, "expected True or False.")
 
     def _choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
         if value not in choices:
-            raise ConfigError(f"{name}={value!r}: expected one of {', '.join(choices)}.")
+            self._refuse(name, f"expected one of {', '.join(choices)}.")
+
+    def _refuse(self, name: str, reason: str) -> NoReturn:
+        raise ConfigError(f"{self.PATH}{name}={getattr(self, name)!r}: {reason}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig(Settings):
     """Which servers there are; `cloudsched.sim.fleet.build_fleet` turns it into arrays."""
+
+    PATH = "fleet."
 
     num_servers: int = 15
     """Number of servers, N."""
@@ -87,9 +99,9 @@ class FleetConfig(Settings):
     base_capacity: float = 1.0
     """Capacity of a standard server, in every resource."""
     base_idle_w: float = 100.0
-    """Idle power of a standard server, in watts."""
+    """Idle power of a standard server, in watts; only for `tiers`."""
     base_max_w: float = 300.0
-    """Power of a standard server at full CPU load, in watts."""
+    """Power of a standard server at full CPU load, in watts; only for `tiers`."""
     fleet_seed: int = 0
     """Seed of the order of the servers; fixed across runs, so that every run has one fleet."""
 
@@ -102,19 +114,29 @@ class FleetConfig(Settings):
         self._integer("fleet_seed", low=0)
         names = self.resources
         if not isinstance(names, tuple) or not all(isinstance(n, str) and n for n in names):
-            raise ConfigError(f"resources={names!r}: expected a tuple of names.")
+            self._refuse("resources", "expected a tuple of names.")
         if not 1 <= len(names) <= 16 or len(set(names)) != len(names):
-            raise ConfigError(f"resources={names!r}: expected 1 to 16 different names.")
+            self._refuse("resources", "expected 1 to 16 different names.")
         if self.base_max_w <= self.base_idle_w:
-            raise ConfigError(
-                f"base_max_w={self.base_max_w!r}: expected more than "
-                f"base_idle_w={self.base_idle_w!r}; a server draws more at full load than idle."
+            self._refuse(
+                "base_max_w",
+                f"expected more than fleet.base_idle_w={self.base_idle_w!r}; a server draws more "
+                "at full load than idle.",
             )
+        for name in ("base_idle_w", "base_max_w"):
+            if self.kind == "measured" and getattr(self, name) != getattr(FleetConfig, name):
+                self._refuse(
+                    name,
+                    "measured servers draw what was measured on them; leave it out, or use "
+                    "fleet.kind=tiers.",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig(Settings):
     """Weights of the reward (DESIGN: alpha, beta, late, toggle) and of the cost."""
+
+    PATH = "reward."
 
     alpha: float = 5.0
     """Price of drawing the whole fleet's full power for one tick."""
@@ -152,6 +174,8 @@ class ClusterConfig(Settings):
     """Power of a waking server, as a share of its idle power."""
     wake_delay_ticks: int = 1
     """Ticks from the request to wake until the server takes jobs."""
+    wake_delay_max_ticks: int | None = None
+    """Each episode draws its delay, by its seed, from `wake_delay_ticks` to this; None: no draw."""
     sla_latency_ticks: int | None = 30
     """Longest wait that the SLA allows; None for no such limit."""
     sla_stretch: float | None = 1.6
@@ -179,6 +203,8 @@ class ClusterConfig(Settings):
         self._number("standby_factor", low=0.0, high=1.0)
         self._number("wake_power_factor", low=0.0, high=100.0)
         self._integer("wake_delay_ticks", low=0, high=1_000_000)
+        if self.wake_delay_max_ticks is not None:
+            self._integer("wake_delay_max_ticks", low=self.wake_delay_ticks, high=1_000_000)
         if self.sla_latency_ticks is not None:
             self._integer("sla_latency_ticks", low=0, high=100_000_000)
         if self.sla_stretch is not None:

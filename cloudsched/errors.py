@@ -42,14 +42,22 @@ class BundleError(CloudschedError, ValueError):
     """A policy bundle is missing, damaged, or made for another encoder."""
 
 
+class DatasetError(CloudschedError, ValueError):
+    """A dataset of decisions is missing, damaged, or of another version; names file and column."""
+
+
 class EpisodeError(CloudschedError, RuntimeError):
     """An environment was used out of order, for example stepped before its first reset."""
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error sentence: the likely name, or the list of all names."""
+def suggestion(name: str, known: Iterable[str], *, path: str = "") -> str:
+    """Return the end of an error sentence: the likely name, or the list of all names.
+
+    Args:
+        path: what stands before every name when it is shown, such as `fleet.`.
+    """
     names = sorted(known)
     close = get_close_matches(str(name), names, n=1, cutoff=0.6)
     if close:
-        return f"Did you mean {close[0]!r}?"
-    return f"Known: {', '.join(names)}."
+        return f"Did you mean {path + close[0]!r}?"
+    return f"Known: {', '.join(path + each for each in names)}."

@@ -20,10 +20,12 @@ from cloudsched.errors import ConfigError, InvalidActionError
 from cloudsched.metrics import episode_metrics
 from cloudsched.policy import Policy
 from cloudsched.registry import Registry
+from cloudsched.sim.engine import wake_delay_of
 from cloudsched.statistics import Estimate, summarise
+from cloudsched.workload.base import FIRST_TEST_SEED
 
 TRAIN_SEEDS = range(0, 50)
-TEST_SEEDS = range(1_000_000, 1_000_050)
+TEST_SEEDS = range(FIRST_TEST_SEED, FIRST_TEST_SEED + 50)
 SPLITS: Registry[range] = Registry("split", {"train": TRAIN_SEEDS, "test": TEST_SEEDS})
 
 Progress = Callable[[str, float], None]
@@ -74,6 +76,7 @@ class Episodes:
         )
         ticks = self.env.config.episode_ticks
         self._tables = [self.env.workload.jobs(seed, ticks) for seed in self.seeds]
+        self._wake_delays = [wake_delay_of(self.env.config, seed) for seed in self.seeds]
 
     def run(
         self, policy: Policy, *, name: str | None = None, progress: Progress | None = None
@@ -85,7 +88,8 @@ class Episodes:
         """
         env = self.env
         name = type(policy).__name__ if name is None else name
-        observation = env.reset_to(self._tables)  # without copies: always the current one
+        # without copies: always the current one
+        observation = env.reset_to(self._tables, wake_delays=self._wake_delays)
         policy.reset(env.num_envs)
         is_over, steps = False, 0
         while not is_over:

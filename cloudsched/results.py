@@ -24,6 +24,10 @@ A comparison's has `schema` "cloudsched.comparison.v1", `scenario`, `cluster`, `
 | `differences`            | name -> metric -> the same three, of policy - baseline,      |
 |                          | paired by seed; the baseline itself is absent                |
 
+An interval needs at least two seeds. With one there is nothing to resample: `ci_low` and `ci_high`
+are then equal to `mean`, so that readers of the keys need no special case, and say nothing about
+the spread; the length of `seeds` tells. People are shown `n/a` instead, and `ONE_SEED_NOTE`.
+
 The Parquet file has one row for each policy and seed: `policy`, `seed`, and one column a metric.
 """
 
@@ -34,6 +38,7 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -49,6 +54,7 @@ from cloudsched.evaluation import Evaluation, paired_difference
 
 EVALUATION_SCHEMA = "cloudsched.evaluation.v1"
 COMPARISON_SCHEMA = "cloudsched.comparison.v1"
+ONE_SEED_NOTE = "one seed: no interval"
 
 Document = dict[str, Any]
 
@@ -160,8 +166,14 @@ def check_folder(folder: Path) -> None:
         existing = existing.parent
     if not existing.is_dir():
         raise ConfigError(f"Cannot write to {str(folder)!r}: {str(existing)!r} is not a folder.")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"Cannot write to {str(folder)!r}: no permission in {str(existing)!r}.")
+    try:
+        # Permissions alone do not tell, for example of read-only file systems or for root.
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot write to {str(folder)!r}: {error.strerror} in {str(existing)!r}."
+        ) from error
 
 
 def write_files(contents: Mapping[Path, bytes]) -> None:

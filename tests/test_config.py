@@ -41,6 +41,7 @@ BAD_CLUSTER: dict[str, tuple[Any, ...]] = {
     "standby_factor": (-0.1, 1.1, *NOT_A_NUMBER),
     "wake_power_factor": (-0.1, *NOT_A_NUMBER),
     "wake_delay_ticks": (-1, 0.5, None),
+    "wake_delay_max_ticks": (0, -1, 1.5, "5"),
     "sla_latency_ticks": (-1, 1.5, "30"),
     "sla_stretch": (0.9, math.nan, "1.6"),
     "drop_expired": NOT_A_FLAG,
@@ -87,10 +88,38 @@ def test_settings_survive_a_dictionary(preset: str) -> None:
 def test_an_unknown_setting_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'wake_delay_ticks'"):
         ClusterConfig.from_dict({"wake_delay_tick": 3})
-    with pytest.raises(ConfigError, match="Did you mean 'num_servers'"):
+    with pytest.raises(ConfigError, match=r"'fleet.num_server'. Did you mean 'fleet.num_servers'"):
         ClusterConfig.from_dict({"fleet": {"num_server": 3}})
     with pytest.raises(ConfigError, match="Did you mean 'sleep'"):
         ClusterConfig().replace(sleeps=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"reward": {"alpha": -1.0}}, "reward.alpha=-1.0: expected"),
+        ({"reward": {"alfa": 1.0}}, "No setting named 'reward.alfa'. Did you mean 'reward.alpha'?"),
+        ({"fleet": {"num_servers": 0}}, "fleet.num_servers=0: expected"),
+        ({"fleet": {"kind": "tier"}}, "fleet.kind='tier': expected"),
+        ({"fleet": {"resources": ["cpu", "cpu"]}}, "fleet.resources=('cpu', 'cpu'): expected"),
+        ({"fleet": {"base_max_w": 50.0}}, "fleet.base_max_w=50.0: expected more than fleet.base_"),
+        ({"fleet": {"colour": "red"}}, "Known: fleet.base_capacity, fleet.base_idle_w"),
+        ({"tick_s": 0.0}, "tick_s=0.0: expected"),
+    ],
+)
+def test_an_error_names_the_whole_path_of_a_setting(settings: dict[str, Any], message: str) -> None:
+    for build in (ClusterConfig.from_dict, lambda values: Scenario(settings=values).config):
+        with pytest.raises(ConfigError) as caught:
+            build(settings)
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["base_idle_w", "base_max_w"])
+def test_measured_servers_take_no_other_watts(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"fleet.{name}=150.0: measured servers draw what"):
+        _ = Scenario(preset="measured", settings={"fleet": {name: 150.0}}).config
+    saved = PRESETS["measured"].config.to_dict()
+    assert ClusterConfig.from_dict(saved).fleet.kind == "measured"
 
 
 def test_a_scenario_changes_its_preset_in_place() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -290,7 +291,11 @@ def test_folders_that_cannot_be_written_to_are_refused(tmp_path: Path) -> None:
             check_folder(folder)
         with pytest.raises(ConfigError, match="Cannot write"):
             write_files({folder / "x.json": b""})
+    if Path("/proc").is_dir():  # even root cannot make files there
+        with pytest.raises(ConfigError, match="Cannot write to '/proc/new'"):
+            check_folder(Path("/proc/new"))
     check_folder(tmp_path / "new" / "deep")
+    assert sorted(tmp_path.iterdir()) == [file]
     assert not (tmp_path / "new").exists()
 
 
@@ -301,20 +306,18 @@ def test_a_folder_outside_any_repository_has_no_commit(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_is_quick_and_loads_nothing_heavy() -> None:
+    heavy = "gymnasium numpy numba matplotlib rich tyro pyarrow torch ray"
     code = (
-        "import time, sys; start = time.perf_counter(); import {}; "
+        "import time, sys; start = time.perf_counter(); import cloudsched; "
         "print(time.perf_counter() - start); "
-        "print(sorted({{'numba', 'matplotlib', 'rich', 'tyro', 'pyarrow', 'torch', 'ray'}} "
-        "& set(sys.modules)))"
+        f"print(sorted(set({heavy!r}.split()) & set(sys.modules)))"
     )
-    best_s = {"cloudsched": float("inf"), "gymnasium": float("inf")}
-    for _ in range(8):
-        for package in best_s:
-            words = [sys.executable, "-c", code.format(package)]
-            done = subprocess.run(words, capture_output=True, text=True, check=True)
-            seconds, loaded = done.stdout.splitlines()
-            assert loaded == "[]"
-            best_s[package] = min(best_s[package], float(seconds))
-    # 0.3 s on a machine at full speed (0.18 to 0.25 measured). Nearly all of it is Gymnasium, so on
-    # a slow or busy one the same is asked as a ratio to the import that we cannot do without.
-    assert best_s["cloudsched"] < 0.3 or best_s["cloudsched"] < 1.2 * best_s["gymnasium"], best_s
+    best_s = math.inf
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        seconds, loaded = done.stdout.splitlines()
+        assert loaded == "[]"
+        best_s = min(best_s, float(seconds))
+    assert best_s < 0.3

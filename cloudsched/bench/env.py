@@ -34,20 +34,25 @@ SEED = 0
 
 
 class Size(NamedTuple):
-    """How many servers and clusters."""
+    """How many servers and clusters, and after how many decisions a tick ends at the latest."""
 
     num_servers: int
     num_clusters: int
+    decisions_per_tick: int | None = None
 
     @property
     def key(self) -> str:
-        """Name in the results, such as `n15_e64`."""
-        return f"n{self.num_servers}_e{self.num_clusters}"
+        """Name in the results, such as `n15_e64`, or `n15_e64_d4` with 4 decisions a tick."""
+        key = f"n{self.num_servers}_e{self.num_clusters}"
+        return key if self.decisions_per_tick is None else f"{key}_d{self.decisions_per_tick}"
 
 
 SIZES = (
     *(Size(15, 1), Size(15, 64), Size(15, 256), Size(15, 1024)),
     *(Size(150, 64), Size(500, 64)),
+    # Among more servers a random policy waits less, and a step that ends no tick is cheap. With a
+    # bound on the decisions of a tick, steps of small and large fleets are alike.
+    *(Size(15, 64, 4), Size(150, 64, 4), Size(500, 64, 4)),
 )
 MEMORY_SIZE = Size(15, 1024)
 
@@ -83,7 +88,10 @@ class BatchedRunner:
     def __init__(self, size: Size) -> None:
         self.env = ClusterVectorEnv(
             size.num_clusters,
-            settings={"fleet": {"num_servers": size.num_servers}},
+            settings={
+                "fleet": {"num_servers": size.num_servers},
+                "max_decisions_per_tick": size.decisions_per_tick,
+            },
             autoreset_mode=AutoresetMode.SAME_STEP,
             copy=False,
         )
@@ -217,8 +225,9 @@ def bench_env(
 
 def _ratios(rates: dict[str, float], sizes: tuple[Size, ...]) -> dict[str, float]:
     """Return how many times faster the best batch of the smallest fleet is than each yardstick."""
-    smallest = min(size.num_servers for size in sizes)
-    best = max(rates[size.key] for size in sizes if size.num_servers == smallest)
+    like_yardstick = [size for size in sizes if size.decisions_per_tick is None]
+    smallest = min(size.num_servers for size in like_yardstick)
+    best = max(rates[size.key] for size in like_yardstick if size.num_servers == smallest)
     return {name: best / rates[name] for name in ("naive_python", "cartpole")}
 
 
@@ -228,7 +237,7 @@ def _cost_growth(rates: dict[str, float], sizes: tuple[Size, ...]) -> dict[str, 
     for size in sizes:
         for base in sizes:
             is_base = base.num_servers == sizes[0].num_servers
-            if is_base and base.num_clusters == size.num_clusters and size != base:
+            if is_base and size[1:] == base[1:] and size != base:
                 cost = rates[base.key] / rates[size.key]
                 growth[size.key] = cost * base.num_servers / size.num_servers
     return growth

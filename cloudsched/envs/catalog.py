@@ -1,4 +1,4 @@
-"""Presets of the cluster's rules, by name, and the registration of the environments."""
+"""Presets of the cluster's rules, by name."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ PRESETS: Registry[Preset] = Registry(
         "columbia_sleep": Preset(_COLUMBIA.replace(sleep=True), "columbia, with sleep"),
         "slow_wake": Preset(
             ClusterConfig(wake_delay_ticks=5), "default, but a server takes 5 ticks to wake"
+        ),
+        "mixed_wake": Preset(
+            ClusterConfig(wake_delay_ticks=1, wake_delay_max_ticks=5),
+            "default, but each episode draws a wake delay of 1 to 5 ticks",
         ),
         "large": Preset(
             ClusterConfig(fleet=FleetConfig(num_servers=500), queue_capacity=20_000),

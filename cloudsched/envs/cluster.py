@@ -13,19 +13,22 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from cloudsched.config import ClusterConfig
-from cloudsched.envs.observation import ObservationEncoder, feature_shapes
+from cloudsched.envs.observation import feature_shapes
 from cloudsched.envs.rendering import render_ansi, render_rgb
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError, EpisodeError
-from cloudsched.metrics import online_metrics
-from cloudsched.sim.engine import ClusterEngine
+from cloudsched.metrics import MEASURE_DTYPE, ONLINE_METRICS, measure_clusters
+from cloudsched.sim.engine import ClusterEngine, wake_delay_of
 from cloudsched.sim.jobs import JobTable
 from cloudsched.sim.state import StepResult
+from cloudsched.workload.base import FIRST_TEST_SEED
 
 Arrays = dict[str, NDArray[Any]]
 
 # Episodes without a given seed draw one below this, so they never meet the test seeds above it.
-FRESH_SEEDS = 1_000_000
+FRESH_SEEDS = FIRST_TEST_SEED
+
+NOBODY = np.zeros(0, np.int64)
 
 
 class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
@@ -35,7 +38,7 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
         server n between awake and asleep, the last waits until the next tick. Without sleep there
         are no toggles. An action that `action_mask` forbids acts as `wait`, costs
         `illegal_penalty`, and is counted.
-    Observation: a dictionary of `servers` (N, 2R+12), `jobs` (K, R+4), `context` (R+12,), all
+    Observation: a dictionary of `servers` (N, 2R+12), `jobs` (K, R+4), `context` (R+15,), all
         float32 in [-1, 1], and `action_mask` (A,) int8; `cloudsched.envs.observation` lists the
         features.
     Reward: zero for a placement or waking, `-toggle_penalty * 15 / N` for a request to sleep; when
@@ -86,13 +89,9 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
         self.render_mode = render_mode
         self.engine = ClusterEngine(self.config, num_envs)
         self.workload = self.scenario.build_workload(self.engine.fleet)
-        self._encoder = ObservationEncoder(self.engine)
-        self._observation: Arrays = {
-            **self._encoder.arrays._asdict(),
-            "action_mask": self.engine.mask,
-        }
+        self._observation: Arrays = self.engine.observation._asdict()
         self._generators: list[np.random.Generator | None] = [None] * num_envs
-        self._is_over = np.ones(num_envs, np.bool_)
+        self._num_over = num_envs  # clusters without an episode under way
         self._has_started = False
         self._always = np.ones(num_envs, np.bool_)
 
@@ -111,8 +110,8 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
 
         Args:
             seed: a list with a seed for each cluster, or the first of consecutive ones; a seed
-                fixes all arrivals of its episode. Without one, each cluster draws a fresh seed
-                below 1,000,000.
+                fixes all arrivals of its episode and its wake delay. Without one, each cluster
+                draws a fresh seed below 1,000,000.
             options: `reset_mask`, (E,) bool: which clusters to reset; all when absent.
         """
         if isinstance(seed, float):
@@ -138,11 +137,16 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
         self._has_started = True
         return self._observe(), {}
 
-    def reset_to(self, tables: Sequence[JobTable]) -> Arrays:
-        """Start an episode with given jobs in every cluster, whatever the workload."""
-        self.engine.reset(tables)
-        self._encoder.update()
-        self._is_over[:] = False
+    def reset_to(
+        self, tables: Sequence[JobTable], *, wake_delays: Sequence[int] | None = None
+    ) -> Arrays:
+        """Start an episode with given jobs in every cluster, whatever the workload.
+
+        Args:
+            wake_delays: one for each cluster, as `wake_delay_of` finds them; the config's if None.
+        """
+        self.engine.reset(tables, wake_delays=wake_delays)
+        self._num_over = 0
         self._has_started = True
         return self._observe()
 
@@ -155,15 +159,14 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
         if not self._has_started:
             raise EpisodeError("step() before the first reset(); call reset() once first.")
         result = self.engine.step(actions)
-        self._encoder.update()
-        self._is_over[:] = result.is_truncated
+        self._num_over += self.engine.num_ended
         return result
 
     def step(
         self, actions: ArrayLike
     ) -> tuple[Arrays, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Carry out one decision in each cluster."""
-        was_over = self._is_over.nonzero()[0]
+        was_over = NOBODY if self._num_over == 0 else self.engine.result.is_truncated.nonzero()[0]
         if self._has_started and len(was_over) and self.autoreset_mode == AutoresetMode.DISABLED:
             raise EpisodeError(
                 f"Cluster {was_over[0]} is over; call reset(options={{'reset_mask': ...}}) "
@@ -177,11 +180,12 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
             "cost": result.cost.copy(),
             "_cost": self._always,
         }
-        truncated[was_over] = False
-        ended = truncated.nonzero()[0]
+        num_ended = self.engine.num_ended
         if len(was_over):
+            truncated[was_over] = False
             self._start_fresh(was_over)  # NEXT_STEP: this is the step that resets them
-        if len(ended):
+        if num_ended:
+            ended = truncated.nonzero()[0]
             self._finish(ended, info)
             if self.autoreset_mode == AutoresetMode.SAME_STEP:
                 self._start_fresh(ended)
@@ -200,10 +204,9 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
         """Add the measures of the episodes that ended, and their last observation if it goes."""
         has_ended = np.zeros(self.num_envs, np.bool_)
         has_ended[ended] = True
-        info["episode_metrics"] = {}
-        for name, values in online_metrics(self.engine, ended).items():
-            info["episode_metrics"][name] = np.zeros(self.num_envs)
-            info["episode_metrics"][name][ended] = values
+        measures = np.zeros(self.num_envs, MEASURE_DTYPE)
+        measures[ended] = measure_clusters(self.engine, ended)
+        info["episode_metrics"] = {name: measures[name] for name in ONLINE_METRICS}
         info["_episode_metrics"] = has_ended
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             final = np.full(self.num_envs, None, dtype=object)
@@ -219,7 +222,7 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
 
     def _start(self, chosen: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
         """Start an episode in each chosen cluster, with its seed or a fresh one."""
-        tables = []
+        tables, wake_delays = [], []
         for e, seed in zip(chosen.tolist(), seeds, strict=True):
             generator = self._generators[e]
             if seed is not None or generator is None:
@@ -227,9 +230,9 @@ class ClusterVectorEnv(VectorEnv[Arrays, NDArray[np.int64], NDArray[Any]]):
                 self._generators[e] = generator
             episode_seed = seed if seed is not None else int(generator.integers(FRESH_SEEDS))
             tables.append(self.workload.jobs(episode_seed, self.config.episode_ticks))
-        self.engine.reset(tables, chosen)
-        self._encoder.update()
-        self._is_over[chosen] = False
+            wake_delays.append(wake_delay_of(self.config, episode_seed))
+        self.engine.reset(tables, chosen, wake_delays=wake_delays)
+        self._num_over = int(np.count_nonzero(self.engine.result.is_truncated))
 
     def _observe(self) -> Arrays:
         if not self.copy:

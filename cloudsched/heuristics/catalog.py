@@ -17,11 +17,9 @@ from typing import Any, NamedTuple
 
 from cloudsched.config import ClusterConfig
 from cloudsched.errors import ConfigError
-from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.heuristics.ordering import ORDERS
 from cloudsched.heuristics.parameters import HeuristicConfig
 from cloudsched.heuristics.placement import PLACEMENTS
-from cloudsched.heuristics.random import RandomPolicy
 from cloudsched.policy import Policy
 from cloudsched.registry import Registry
 
@@ -120,6 +118,10 @@ def load_heuristic(name_or_path: str) -> HeuristicConfig:
 
 def make_heuristic(name_or_path: str, cluster: ClusterConfig) -> Policy:
     """Build a named heuristic, or one from a file, for clusters with these rules."""
+    # Imported late: the names can be listed without loading numba.
+    from cloudsched.heuristics.composed import HeuristicPolicy
+    from cloudsched.heuristics.random import RandomPolicy
+
     if name_or_path == RANDOM:
         return RandomPolicy()
     return HeuristicPolicy(cluster, load_heuristic(name_or_path))

@@ -14,6 +14,7 @@ from cloudsched.errors import ConfigError
 from cloudsched.heuristics.kernels import CURVE_STEPS, FleetTable, decide
 from cloudsched.heuristics.parameters import HeuristicConfig, parameter_records
 from cloudsched.sim.engine import ClusterEngine
+from cloudsched.sim.fleet import Fleet
 
 
 class HeuristicPolicy:
@@ -22,15 +23,22 @@ class HeuristicPolicy:
     Args:
         cluster: rules of the clusters it will decide for; fixes the fleet.
         heuristics: one for all clusters, or one for each (tuning runs many candidates at once).
+        fleet: the servers, where they are not those that the rules describe.
+
+    Attributes:
+        last_server: (E,) the server that round robin used last: all that is remembered.
     """
 
     def __init__(
-        self, cluster: ClusterConfig, heuristics: HeuristicConfig | Sequence[HeuristicConfig]
+        self,
+        cluster: ClusterConfig,
+        heuristics: HeuristicConfig | Sequence[HeuristicConfig],
+        fleet: Fleet | None = None,
     ) -> None:
         configs = [heuristics] if isinstance(heuristics, HeuristicConfig) else list(heuristics)
         self._parameters = parameter_records(configs)
         self._columns = columns(cluster.num_resources)
-        self._fleet = fleet_table(cluster)
+        self._fleet = fleet_table(cluster, fleet)
         self.reset(len(configs))
 
     def reset(self, num_clusters: int) -> None:
@@ -40,7 +48,7 @@ class HeuristicPolicy:
                 f"{len(self._parameters)} heuristics for {num_clusters} clusters; "
                 "expected one for all, or one for each."
             )
-        self._last_server = np.full(num_clusters, -1, np.int64)
+        self.last_server = np.full(num_clusters, -1, np.int64)
         self._actions = np.zeros(num_clusters, np.int64)
 
     def act(self, observation: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
@@ -55,15 +63,15 @@ class HeuristicPolicy:
             observation["jobs"],
             observation["context"],
             observation["action_mask"],
-            self._last_server,
+            self.last_server,
             self._actions,
         )
         return self._actions
 
 
-def fleet_table(cluster: ClusterConfig) -> FleetTable:
+def fleet_table(cluster: ClusterConfig, fleet: Fleet | None = None) -> FleetTable:
     """Return the power curves and the worth of a mean server, as the kernel reads them."""
-    engine = ClusterEngine(cluster)
+    engine = ClusterEngine(cluster, fleet=fleet)
     capacity = engine.fleet.capacity
     loads = np.linspace(0.0, 1.0, CURVE_STEPS + 1)
     return FleetTable(

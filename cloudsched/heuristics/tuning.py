@@ -23,6 +23,8 @@ from cloudsched.errors import ConfigError
 from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.heuristics.parameters import HeuristicConfig
 from cloudsched.metrics import episode_return
+from cloudsched.policy import Policy
+from cloudsched.sim.engine import wake_delay_of
 from cloudsched.sim.jobs import JobTable
 
 # Range that the search may use for each number.
@@ -69,6 +71,8 @@ _SLEEP = {
     ),
 }
 
+MakePolicy = Callable[[ClusterVectorEnv, Sequence[HeuristicConfig]], Policy]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TuningProgress:
@@ -108,6 +112,7 @@ def tune_heuristic(
     step: float,
     seed: int,
     report: Callable[[TuningProgress], None],
+    make_policy: MakePolicy | None = None,
 ) -> TunedHeuristic:
     """Search for better numbers.
 
@@ -121,10 +126,11 @@ def tune_heuristic(
         step: how far the first candidates lie from the start, as a share of each range.
         report: called after each generation; may raise KeyboardInterrupt to end the search, which
             then returns the best so far.
+        make_policy: what runs the candidates, one for each cluster; `HeuristicPolicy` if None.
     """
     if not names:
         raise ConfigError(f"A heuristic with sleep={start.sleep!r} has no numbers to tune.")
-    score = _Scorer(scenarios, seeds, population)
+    score = _Scorer(scenarios, seeds, make_policy or _plain_policy)
     start_return = score([start])
     scale = np.abs(start_return[:, 0]) if len(scenarios) > 1 else np.ones(1)
     low, high = np.array([RANGES[name] for name in names]).T
@@ -178,17 +184,20 @@ class _Scorer:
     """Runs candidates on all scenarios and seeds; environments are built once."""
 
     def __init__(
-        self, scenarios: Sequence[Scenario], seeds: Sequence[int], population: int
+        self, scenarios: Sequence[Scenario], seeds: Sequence[int], make_policy: MakePolicy
     ) -> None:
+        self._make_policy = make_policy
         self._num_seeds = len(seeds)
         self._threads = max(1, os.cpu_count() or 1)
         self._tables: list[list[JobTable]] = []
+        self._wake_delays: list[list[int]] = []
         self._scenarios = scenarios
         self._envs: dict[tuple[int, int, int], ClusterVectorEnv] = {}
         for scenario in scenarios:
             env = _environment(scenario, 1)
             ticks = env.config.episode_ticks
             self._tables.append([env.workload.jobs(seed, ticks) for seed in seeds])
+            self._wake_delays.append([wake_delay_of(env.config, seed) for seed in seeds])
 
     def __call__(self, configs: Sequence[HeuristicConfig]) -> NDArray[np.float64]:
         """Return (scenarios, candidates) mean episode returns."""
@@ -211,14 +220,21 @@ class _Scorer:
         if key not in self._envs:
             self._envs[key] = _environment(self._scenarios[scenario], num_clusters)
         env = self._envs[key]
-        policy = HeuristicPolicy(
-            env.config, [config for config in configs for _ in range(self._num_seeds)]
+        observation = env.reset_to(
+            self._tables[scenario] * len(configs),
+            wake_delays=self._wake_delays[scenario] * len(configs),
         )
-        observation = env.reset_to(self._tables[scenario] * len(configs))
+        policy = self._make_policy(
+            env, [config for config in configs for _ in range(self._num_seeds)]
+        )
         while not env.advance(policy.act(observation)).is_truncated.all():
             pass
         returns = episode_return(env.engine).reshape(len(configs), self._num_seeds)
         return np.asarray(returns.mean(axis=1))
+
+
+def _plain_policy(env: ClusterVectorEnv, configs: Sequence[HeuristicConfig]) -> Policy:
+    return HeuristicPolicy(env.config, configs)
 
 
 def _environment(scenario: Scenario, num_clusters: int) -> ClusterVectorEnv:

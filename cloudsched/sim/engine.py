@@ -8,20 +8,31 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cloudsched.config import ClusterConfig
-from cloudsched.errors import InvalidActionError, InvalidJobsError
+from cloudsched.errors import ConfigError, InvalidActionError, InvalidJobsError
 from cloudsched.sim.fleet import Fleet, build_fleet
 from cloudsched.sim.jobs import JobTable
-from cloudsched.sim.kernels import power_at, reset_clusters, step_unpacked, update_mask
+from cloudsched.sim.kernels import (
+    load_snapshots,
+    power_at,
+    reset_clusters,
+    show_clusters,
+    step_unpacked,
+)
 from cloudsched.sim.records import records
 from cloudsched.sim.state import (
     JOB_DTYPE,
     NEVER,
-    UNCHANGED,
     ClusterState,
+    Snapshots,
     StepResult,
+    empty_observation,
     empty_state,
     rules_of,
+    scales_of,
 )
+
+# Streams of a seed from here on are the engine's; workloads spawn theirs from 0.
+WAKE_STREAM = 1000
 
 
 class ClusterEngine:
@@ -29,8 +40,9 @@ class ClusterEngine:
 
     Attributes:
         state: the arrays of all clusters.
-        mask: (E, A) int8, what is legal now.
+        observation: what policies see of them, always up to date.
         result: what the last step gave; overwritten by the next.
+        num_ended: how many episodes the last step ended.
     """
 
     def __init__(
@@ -40,15 +52,19 @@ class ClusterEngine:
         self.fleet = build_fleet(config.fleet) if fleet is None else fleet
         self.rules = rules_of(config, self.fleet)
         self._shape = (num_clusters,)
-        self.fleet_arrays = self.fleet.arrays
+        self._fleet_arrays = self.fleet.arrays
+        self._scales = scales_of(self.fleet)
         self.state: ClusterState = empty_state(config, self.fleet, num_clusters)
-        self.mask: NDArray[np.int8] = np.zeros((num_clusters, config.num_actions), np.int8)
+        self.observation = empty_observation(config, num_clusters)
+        self.num_ended = 0
         self.result = StepResult(
             reward=np.zeros(num_clusters),
             cost=np.zeros(num_clusters),
             elapsed_ticks=np.zeros(num_clusters, np.int64),
-            is_truncated=np.zeros(num_clusters, np.bool_),
+            is_truncated=np.ones(num_clusters, np.bool_),
         )
+        self._show_fleet()
+        self._collect()
 
     @property
     def num_clusters(self) -> int:
@@ -56,12 +72,27 @@ class ClusterEngine:
         return len(self.state.clusters)
 
     @property
+    def mask(self) -> NDArray[np.int8]:
+        """(E, A) 1 where an action is legal now."""
+        return self.observation.action_mask
+
+    @property
     def wait_action(self) -> int:
         """The action that ends the tick."""
         return self.config.num_actions - 1
 
-    def reset(self, tables: Sequence[JobTable], which: ArrayLike | None = None) -> None:
-        """Start episodes: cluster `which[i]` gets `tables[i]`; all clusters when None."""
+    def reset(
+        self,
+        tables: Sequence[JobTable],
+        which: ArrayLike | None = None,
+        *,
+        wake_delays: Sequence[int] | None = None,
+    ) -> None:
+        """Start episodes: cluster `which[i]` gets `tables[i]`; all clusters when None.
+
+        Args:
+            wake_delays: ticks that waking takes, one for each table; the config's if None.
+        """
         chosen = (
             np.arange(self.num_clusters) if which is None else np.asarray(which, dtype=np.int64)
         )
@@ -69,22 +100,42 @@ class ClusterEngine:
             raise InvalidJobsError(
                 f"{len(tables)} job tables for {len(chosen)} clusters; expected one for each."
             )
+        if wake_delays is None:
+            wake_delays = [self.config.wake_delay_ticks] * len(tables)
+        if len(wake_delays) != len(tables) or min(wake_delays, default=0) < 0:
+            raise ConfigError(
+                f"wake_delays={wake_delays!r} for {len(tables)} job tables; expected one for each, "
+                "of at least 0 ticks."
+            )
         for e, table in zip(chosen.tolist(), tables, strict=True):
             self._load(e, table)
-        self.state.clusters["change"] = UNCHANGED
-        reset_clusters(self.rules, self.fleet_arrays, self.state, chosen)
-        update_mask(self.rules, self.state, self.mask)
+        self.state.clusters["wake_delay_ticks"][chosen] = wake_delays
+        reset_clusters(self.rules, self._fleet_arrays, self.state, chosen)
+        show_clusters(self.rules, self._scales, self.state, chosen, self.observation)
+        self.result.is_truncated[chosen] = False
+
+    def load(self, given: Snapshots) -> None:
+        """Put the first clusters into given states; the others are over and do nothing."""
+        most = int(given.job_counts.sum(axis=1).max(initial=0))
+        if most > self.state.jobs.shape[1]:
+            self._grow(most)
+        clusters = self.state.clusters
+        clusters["num_jobs"] = 0
+        which = np.arange(len(given.tick))
+        reset_clusters(self.rules, self._fleet_arrays, self.state, which)
+        load_snapshots(self.rules, self._fleet_arrays, self.state, given)
+        clusters["tick"][len(which) :] = self.config.episode_ticks
+        show_clusters(self.rules, self._scales, self.state, which, self.observation)
 
     def step(self, actions: ArrayLike) -> StepResult:
         """Carry out one decision in each cluster."""
-        checked = self._checked(actions)
-        step_unpacked(self.rules, self.mask, checked, *self.fleet_arrays, *self.state, *self.result)
+        self.num_ended = step_unpacked(self.rules, self._checked(actions), *self._arrays)
         return self.result
 
     def power_at(self, load: float) -> NDArray[np.float64]:
         """(N,) watts of each server, awake, at the same share `load` of its CPU."""
         power_w = np.zeros(self.fleet.num_servers)
-        power_at(self.rules, self.fleet_arrays, load, power_w)
+        power_at(self.rules, self._fleet_arrays, load, power_w)
         return power_w
 
     def _checked(self, actions: ArrayLike) -> NDArray[np.int64]:
@@ -115,6 +166,7 @@ class ClusterEngine:
         self.state.demand[e, :num_jobs] = table.demand
         self.state.clusters["num_jobs"][e] = num_jobs
         self.state.clusters["time_of_day_s"][e] = table.time_of_day_s
+        self.state.clusters["day_gain_s"][e] = table.day_gain_s(self.config.tick_s)
 
     def _grow(self, num_jobs: int) -> None:
         """Make room for longer job tables, and a quarter more so that this stays rare."""
@@ -125,15 +177,49 @@ class ClusterEngine:
         jobs[:, : old.jobs.shape[1]] = old.jobs
         demand[:, : old.demand.shape[1]] = old.demand
         self.state = old._replace(jobs=jobs, demand=demand)
+        self._collect()
+
+    def _collect(self) -> None:
+        """Line up what every step hands to its kernel."""
+        self._arrays = (
+            *self._fleet_arrays,
+            *self._scales,
+            *self.state,
+            *self.observation,
+            *self.result,
+        )
+
+    def _show_fleet(self) -> None:
+        """Write the features that never change."""
+        fleet, servers = self.fleet, self.observation.servers
+        first, last = fleet.num_resources, 2 * fleet.num_resources
+        power_w = np.stack([fleet.idle_w, fleet.max_w, self.power_at(0.5)], axis=1)
+        servers[:, :, first:last] = fleet.capacity / fleet.capacity.max(axis=0)
+        servers[:, :, last : last + 3] = power_w / fleet.max_w.max()
+
+
+def wake_delay_of(config: ClusterConfig, seed: int) -> int:
+    """Return the ticks that waking takes in the episode of a seed."""
+    shortest, longest = config.wake_delay_ticks, config.wake_delay_max_ticks
+    if longest is None:
+        return shortest
+    stream = np.random.SeedSequence(seed, spawn_key=(WAKE_STREAM,))
+    return int(np.random.default_rng(stream).integers(shortest, longest, endpoint=True))
 
 
 def start_by(config: ClusterConfig, table: JobTable) -> NDArray[np.int64]:
     """(J,) last tick at which the start of each job is in time."""
-    slack = np.full(len(table), NEVER, dtype=np.int64)
+    slack = slack_ticks(config, table.duration_ticks)
+    return np.asarray(np.minimum(table.arrival_tick + slack, NEVER))
+
+
+def slack_ticks(config: ClusterConfig, duration_ticks: NDArray[np.integer]) -> NDArray[np.int64]:
+    """(J,) ticks that jobs of these durations may wait; NEVER where there is no limit."""
+    slack = np.full(len(duration_ticks), NEVER, dtype=np.int64)
     if config.sla_stretch is not None:
         # Rounded first: (1.6 - 1) * 5 is a hair above 3 in floats, and its ceiling would be 4.
-        stretch = np.round((config.sla_stretch - 1.0) * table.duration_ticks, 9)
+        stretch = np.rint((config.sla_stretch - 1.0) * duration_ticks * 1e9) / 1e9
         slack = np.maximum(1, np.ceil(stretch)).astype(np.int64)
     if config.sla_latency_ticks is not None:
         slack = np.minimum(slack, config.sla_latency_ticks)
-    return np.asarray(np.minimum(table.arrival_tick + slack, NEVER))
+    return slack

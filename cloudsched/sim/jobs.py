@@ -34,6 +34,8 @@ class JobTable:
     duration_ticks: NDArray[np.int32]  # (J,) at least 1
     time_of_day_s: float = 0.0
     """Time of day at tick 0."""
+    day_s_per_tick: float | None = None
+    """Seconds of the day that pass in a tick, where a recording is stretched; None for a tick's."""
 
     def __post_init__(self) -> None:
         arrival = np.asarray(self.arrival_tick)
@@ -48,7 +50,7 @@ class JobTable:
             raise InvalidJobsError("demand has no resource column; expected (J, R) with R >= 1.")
         _require("demand", demand, 0.0, MAX_DEMAND)
         for name, ticks, low in (("arrival_tick", arrival, 0), ("duration_ticks", duration, 1)):
-            if ticks.size and not np.issubdtype(ticks.dtype, np.integer):
+            if ticks.size and ticks.dtype.kind not in "iu":
                 raise InvalidJobsError(f"{name} has type {ticks.dtype}; expected whole ticks.")
             _require(name, ticks, low, MAX_TICK)
         if (arrival[1:] < arrival[:-1]).any():
@@ -60,6 +62,11 @@ class JobTable:
         if not (np.isfinite(self.time_of_day_s) and self.time_of_day_s >= 0):
             raise InvalidJobsError(
                 f"time_of_day_s={self.time_of_day_s!r}: expected a finite number of at least 0."
+            )
+        day_s = self.day_s_per_tick
+        if day_s is not None and not (np.isfinite(day_s) and day_s >= 0):
+            raise InvalidJobsError(
+                f"day_s_per_tick={day_s!r}: expected None or a finite number of at least 0."
             )
         for name, value in (
             ("arrival_tick", arrival.astype(np.int32)),
@@ -85,7 +92,12 @@ class JobTable:
             demand=self.demand[:end],
             duration_ticks=self.duration_ticks[:end],
             time_of_day_s=self.time_of_day_s,
+            day_s_per_tick=self.day_s_per_tick,
         )
+
+    def day_gain_s(self, tick_s: float) -> float:
+        """Return by how many seconds the time of day runs ahead of ticks of this length, a tick."""
+        return 0.0 if self.day_s_per_tick is None else self.day_s_per_tick - tick_s
 
 
 def _require(name: str, values: NDArray[Any], low: float, high: float) -> None:

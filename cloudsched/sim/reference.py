@@ -93,8 +93,12 @@ class ReferenceCluster:
         self.reference_capacity: list[float] = self.fleet.capacity.max(axis=0).tolist()
         self.reference_w = float(self.fleet.max_w.max())
 
-    def reset(self, jobs: JobTable) -> None:
-        """Start an episode: all servers awake and empty, and the jobs of tick 0 arrive."""
+    def reset(self, jobs: JobTable, wake_delay_ticks: int | None = None) -> None:
+        """Start an episode: all servers awake and empty, and the jobs of tick 0 arrive.
+
+        Args:
+            wake_delay_ticks: of this episode; the config's if None.
+        """
         if jobs.num_resources != self.num_resources:
             raise InvalidJobsError(
                 f"The jobs demand {jobs.num_resources} resources, the fleet has "
@@ -107,6 +111,9 @@ class ReferenceCluster:
         self.jobs: list[Job] = []
         self.jobs_at: dict[int, list[Job]] = {}  # by arrival tick, in table order
         self.time_of_day_s = float(jobs.time_of_day_s)
+        self.day_gain_s = jobs.day_gain_s(self.config.tick_s)
+        delay = self.config.wake_delay_ticks if wake_delay_ticks is None else wake_delay_ticks
+        self.wake_delay_ticks = delay
         table = (jobs.arrival_tick, jobs.duration_ticks, jobs.demand)
         for arrival, duration, demand in zip(*(c.tolist() for c in table), strict=True):
             job = Job(arrival, duration, demand, start_by=self._start_by(arrival, duration))
@@ -122,6 +129,7 @@ class ReferenceCluster:
         self.awake_ticks = 0
         self.arrival_rate = [0.0 for _ in RATE_HORIZONS]
         self.work_rate = [0.0 for _ in RATE_HORIZONS]
+        self.work_square = 0.0
         self._let_jobs_arrive()
 
     def step(self, action: int) -> ReferenceStep:
@@ -187,6 +195,11 @@ class ReferenceCluster:
         return len(self.queue)
 
     @property
+    def num_late(self) -> int:
+        """Jobs that wait though their deadline to start has passed."""
+        return sum(job.start_by < self.tick for job in self.queue)
+
+    @property
     def num_running(self) -> int:
         """Jobs that run."""
         return sum(len(server.running) for server in self.servers)
@@ -238,6 +251,7 @@ class ReferenceCluster:
             gain = max(1.0 / horizon, 1.0 / (self.tick + 1))
             self.arrival_rate[i] += gain * (len(jobs) - self.arrival_rate[i])
             self.work_rate[i] += gain * (work - self.work_rate[i])
+        self.work_square += gain * (work * work - self.work_square)  # the slowest gain
 
     def _place(self, job: Job, n: int) -> None:
         server = self.servers[n]
@@ -252,7 +266,7 @@ class ReferenceCluster:
             server.mode = ASLEEP
             self.sleep_requests += 1
             return self.config.reward.toggle_penalty * 15.0 / self.num_servers
-        server.mode, server.wake_left = WAKING, self.config.wake_delay_ticks
+        server.mode, server.wake_left = WAKING, self.wake_delay_ticks
         if server.wake_left == 0:
             server.mode, server.idle_since = ACTIVE, self.tick
         self.wake_requests += 1
@@ -324,7 +338,7 @@ class ReferenceCluster:
             float(server.mode == ACTIVE),
             float(server.mode == WAKING),
             float(server.mode == ASLEEP),
-            server.wake_left / max(1, self.config.wake_delay_ticks),
+            _squash(server.wake_left, 5),
             _squash(len(ends), 8),
             _squash(min(ends) - now, 30) if ends else 0.0,
             _squash(max(ends) - now, 30) if ends else 0.0,
@@ -343,7 +357,8 @@ class ReferenceCluster:
 
     def _context_features(self) -> list[float]:
         queued = [sum(job.demand[r] for job in self.queue) for r in range(self.num_resources)]
-        day = ((self.time_of_day_s + self.tick * self.config.tick_s) / 86_400) % 1.0
+        seconds = self.time_of_day_s + self.tick * (self.config.tick_s + self.day_gain_s)
+        day = (seconds / 86_400) % 1.0
         return [
             _squash(len(self.queue), self.num_servers),
             *(_squash(share, 1) for share in _shares(queued, self.total_capacity)),
@@ -354,6 +369,9 @@ class ReferenceCluster:
             self.num_awake / self.num_servers,
             min(1.0, self.power_w / self.total_max_w),
             self.decisions_in_tick / self.config.decisions_per_tick,
+            _squash(self.wake_delay_ticks, 5),
+            _squash(self.num_late, self.num_servers),
+            _squash(math.sqrt(self.work_square) / self.total_capacity[0], 1),
         ]
 
 

@@ -17,6 +17,7 @@ IntArray = NDArray[np.int64]
 TickArray = NDArray[np.int32]
 
 DAY_S = 86_400.0
+FIRST_TEST_SEED = 1_000_000  # it and those above are for reporting, those below for learning
 MAX_TICKS = 10_000_000
 MAX_JOBS = 50_000_000
 
@@ -43,9 +44,16 @@ def random_streams(seed: int, num_streams: int) -> list[np.random.Generator]:
     Arrivals and properties of jobs are drawn from different streams, so that the first jobs of an
     episode do not depend on how long it is.
     """
+    check_seed(seed)
+    # What `default_rng(seed).spawn(num_streams)` gives, without the parent that nobody draws from.
+    children = (np.random.SeedSequence(int(seed), spawn_key=(i,)) for i in range(num_streams))
+    return [np.random.Generator(np.random.PCG64(child)) for child in children]
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what numpy would not take as a seed, or would take in two ways."""
     if not _is_whole(seed) or seed < 0:
         raise ConfigError(f"seed={seed!r}: expected a whole number of at least 0.")
-    return np.random.default_rng(int(seed)).spawn(num_streams)
 
 
 def check_length(num_ticks: int, jobs_per_tick: float) -> None:
@@ -72,7 +80,7 @@ TABLE_END, TABLE_STEPS = 6.0, 200  # how far the table of the normal reaches; en
 
 def normal_cdf(values: FloatArray) -> FloatArray:
     """Map standard normal values to ranks from 0 to 1, within 1e-6."""
-    ranks = _normal_table()
+    ranks = normal_table()
     position = np.clip((values + TABLE_END) * TABLE_STEPS, 0.0, len(ranks) - 1.001)
     left = position.astype(np.int64)
     low = ranks[left]
@@ -80,7 +88,8 @@ def normal_cdf(values: FloatArray) -> FloatArray:
 
 
 @cache
-def _normal_table() -> FloatArray:
+def normal_table() -> FloatArray:
+    """Return the ranks of values from -TABLE_END to TABLE_END, TABLE_STEPS a unit."""
     # numpy has no error function, and math.erf is far too slow for each job of an episode
     normal = NormalDist()
     steps = round(2 * TABLE_END * TABLE_STEPS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cloudsched.config import Settings
@@ -14,6 +15,7 @@ from cloudsched.sim.fleet import Fleet
 from cloudsched.workload.base import DAY_S, Workload
 from cloudsched.workload.google_v2 import GoogleV2BurstyOptions, GoogleV2Options, GoogleV2Workload
 from cloudsched.workload.load import MAX_LOAD
+from cloudsched.workload.mixture import MixtureOptions, MixtureWorkload
 from cloudsched.workload.synthetic import (
     BurstyOptions,
     BurstyWorkload,
@@ -69,6 +71,11 @@ WORKLOADS: Registry[WorkloadEntry] = Registry(
             factory=GoogleV2Workload,
             description="The same tasks, arriving as jobs of many like tasks, as in the trace.",
         ),
+        "mixture": WorkloadEntry(
+            options=MixtureOptions,
+            factory=lambda options, **place: _mixture(options, **place),
+            description="Each episode is one of several workloads at a load of 0.2 to 0.8.",
+        ),
         "google_v2_trace": WorkloadEntry(
             options=GoogleTraceOptions,
             factory=google_workload,
@@ -110,6 +117,23 @@ def make_workload(
     return entry.factory(
         entry.options.from_dict(options), fleet=fleet, tick_s=float(tick_s), load=float(load)
     )
+
+
+def _mixture(
+    options: MixtureOptions, *, fleet: Fleet, tick_s: float, load: float
+) -> MixtureWorkload:
+    for name in options.workloads:
+        if name == "mixture" or WORKLOADS[name].needs_file:
+            raise ConfigError(f"workloads={name!r}: a mixture holds only workloads without files.")
+    return MixtureWorkload(
+        options,
+        load=load,
+        make=partial(_make_site, fleet, tick_s),
+    )
+
+
+def _make_site(fleet: Fleet, tick_s: float, name: str, load: float) -> Workload:
+    return make_workload(name, fleet=fleet, tick_s=tick_s, load=load)
 
 
 def _check_above_zero(name: str, value: Any, high: float) -> None:

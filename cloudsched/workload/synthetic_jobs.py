@@ -10,7 +10,7 @@ import numpy as np
 from cloudsched.config import Settings
 from cloudsched.errors import ConfigError
 from cloudsched.sim.jobs import MAX_TICK
-from cloudsched.workload.base import FloatArray, TickArray, normal_cdf
+from cloudsched.workload.base import FloatArray, TickArray, normal_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +49,23 @@ def draw_jobs(
     options: JobOptions, num_jobs: int, num_resources: int, rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray]:
     """Return (J, R) demands and (J,) durations in ticks, not yet rounded."""
+    from cloudsched.workload.kernels import correlated_demands  # numba: not for mere listings
+
     normal = rng.standard_normal((num_jobs, num_resources + 1))
     # A Gaussian copula: this correlation of the normals gives their ranks the one asked for.
     rho = 2.0 * math.sin(math.pi / 6.0 * options.rank_correlation)
-    resources = normal[:, :-1]
-    resources[:, 1:] *= math.sqrt(max(0.0, 1.0 - rho * rho))
-    resources[:, 1:] += rho * resources[:, :1]
-    low = np.full(num_resources, options.memory_min)
-    high = np.full(num_resources, options.memory_max)
-    low[0], high[0] = options.cpu_min, options.cpu_max
-    demand = low + (high - low) * normal_cdf(resources)
+    bounds = np.empty((2, num_resources))
+    bounds[0], bounds[1] = options.memory_min, options.memory_max
+    bounds[:, 0] = options.cpu_min, options.cpu_max
+    own_weight = math.sqrt(max(0.0, 1.0 - rho * rho))
+    demand = correlated_demands(normal, rho, own_weight, bounds, normal_table())
     duration = lognormal(normal[:, -1], options.mean_duration_ticks, options.duration_cv)
     return demand, duration
 
 
 def rounded_ticks(duration: FloatArray) -> TickArray:
     """Round durations to ticks, at least one; rounding keeps their mean."""
-    return np.clip(np.rint(duration), 1, MAX_TICK).astype(np.int32)
+    return np.minimum(np.maximum(np.rint(duration), 1), MAX_TICK).astype(np.int32)
 
 
 def lognormal(normal: FloatArray, mean: float, cv: float) -> FloatArray:

@@ -14,7 +14,7 @@ from cloudsched.commands import bench
 from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.heuristics.random import BLOCK, RandomPolicy
 
-SIZES = (Size(3, 1), Size(3, 4), Size(9, 4))
+SIZES = (Size(3, 1), Size(3, 4), Size(9, 4), Size(3, 4, 2), Size(9, 4, 2))
 
 
 def test_the_benchmark_reports_every_case_and_its_ratios() -> None:
@@ -26,7 +26,7 @@ def test_the_benchmark_reports_every_case_and_its_ratios() -> None:
         memory_size=Size(3, 4),
         report=lambda name, done: seen.append(done),
     )
-    cases = {"n3_e1", "n3_e4", "n9_e4", "naive_python", "cartpole"}
+    cases = {"n3_e1", "n3_e4", "n9_e4", "n3_e4_d2", "n9_e4_d2", "naive_python", "cartpole"}
     assert set(document["steps_per_s"]) == set(document["spread"]) == cases
     for name, rate in document["steps_per_s"].items():
         low, high = document["spread"][name]
@@ -35,8 +35,12 @@ def test_the_benchmark_reports_every_case_and_its_ratios() -> None:
     naive = document["steps_per_s"]["naive_python"]
     assert document["ratios"]["naive_python"] == pytest.approx(best / naive)
     assert document["ratios"]["cartpole"] > 0.0
-    costs = document["steps_per_s"]["n3_e4"] / document["steps_per_s"]["n9_e4"]
-    assert document["cost_growth"] == {"n9_e4": pytest.approx(costs / 3.0)}
+    for bound in ("", "_d2"):
+        rates = document["steps_per_s"]
+        costs = rates[f"n3_e4{bound}"] / rates[f"n9_e4{bound}"]
+        assert document["cost_growth"][f"n9_e4{bound}"] == pytest.approx(costs / 3.0)
+    assert len(document["cost_growth"]) == 2
+    assert document["ticks_per_step"]["n9_e4_d2"] > 0.4
     assert document["memory_mb"]["process"] > document["memory_mb"]["n3_e4"] >= 0.0
     assert all(0.0 < share <= 1.0 for share in document["ticks_per_step"].values())
     assert seen[-1] == 2 * len(cases)

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 import cloudsched  # noqa: F401 - registers the environments
 from cloudsched.envs.catalog import PRESETS
 from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.envs.observation import columns
 from cloudsched.errors import CloudschedError, ConfigError, EpisodeError, InvalidActionError
 from cloudsched.sim.jobs import JobTable
 
@@ -24,7 +25,7 @@ def legal(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.array([rng.choice(np.flatnonzero(row)) for row in mask])
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "large"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_gymnasium_accepts_the_environment(preset: str) -> None:
     env = gymnasium.make("cloudsched/Cluster-v0", preset=preset, settings={"episode_ticks": 20})
     with warnings.catch_warnings():
@@ -79,6 +80,26 @@ def test_same_seed_same_bits_whatever_the_batch(mode: AutoresetMode) -> None:
         alone = play(ClusterVectorEnv(1, settings=settings, autoreset_mode=mode), [seed], 150, 0)
         for left, right in zip(batch, alone, strict=True):
             same(left, right, i)
+
+
+def test_each_episode_draws_its_wake_delay_by_its_seed() -> None:
+    settings = {**SHORT, "wake_delay_ticks": 1, "wake_delay_max_ticks": 5}
+    seeds = list(range(100, 200))
+    batch = ClusterVectorEnv(100, settings=settings)
+    observation, _ = batch.reset(seed=seeds)
+    delays = batch.engine.state.clusters["wake_delay_ticks"]
+    assert set(delays.tolist()) == {1, 2, 3, 4, 5}
+    column = columns(batch.config.num_resources).wake_delay
+    np.testing.assert_allclose(observation["context"][:, column], delays / (delays + 5), rtol=1e-6)
+    alone = ClusterVectorEnv(1, settings=settings)
+    for seed in (100, 150, 199):
+        alone.reset(seed=seed)
+        assert alone.engine.state.clusters["wake_delay_ticks"][0] == delays[seed - 100]
+    fixed = ClusterVectorEnv(100, settings=SHORT)
+    fixed.reset(seed=seeds)
+    assert (fixed.engine.state.clusters["wake_delay_ticks"] == 1).all()
+    for name in ("arrival", "duration"):  # the jobs of a seed do not depend on the delay
+        np.testing.assert_array_equal(batch.engine.state.jobs[name], fixed.engine.state.jobs[name])
 
 
 def wait_until_over(env: ClusterVectorEnv) -> tuple[Any, ...]:
@@ -259,6 +280,15 @@ def test_rendering_needs_a_mode_and_a_reset() -> None:
     env.reset(seed=0)
     with pytest.raises(ConfigError, match="render_mode"):
         env.render()
+
+
+def test_clusters_left_out_of_the_first_reset_start_with_the_first_step() -> None:
+    env = ClusterVectorEnv(2, settings=SHORT)
+    env.reset(seed=0, options={"reset_mask": np.array([True, False])})
+    _, reward, _, truncated, _ = env.step(np.full(2, env.engine.wait_action))
+    assert env.engine.state.clusters["tick"].tolist() == [1, 0]
+    assert reward[0] < 0 == reward[1]
+    assert not truncated.any()
 
 
 def test_seeds_must_match_the_clusters() -> None:

@@ -196,6 +196,25 @@ def test_any_number_of_resources_can_be_drawn(resources: tuple[str, ...]) -> Non
     assert render_rgb(engine, 0).shape == (540, 960, 3)
 
 
+@pytest.mark.parametrize("num_servers", [1, 15, 17, 18, 40, 41, 500, 3000])
+@pytest.mark.parametrize("height", [4, 12, 24, 50])
+def test_text_fits_a_terminal_of_any_height(num_servers: int, height: int) -> None:
+    text = plain(render_ansi(random_engine(num_servers), 0, max_lines=height))
+    lines = text.split("\n")
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("tick ")
+    if height >= 24:
+        assert "queue: " in text
+
+
+def test_a_usual_terminal_shows_every_server_of_the_default_fleet_and_its_first_jobs() -> None:
+    text = plain(render_ansi(random_engine(15), 0, max_lines=24))
+    for n in range(15):
+        assert re.search(rf"^ *{n} (active|waking|asleep)", text, re.MULTILINE)
+    assert "queue: " in text
+
+
 @pytest.mark.parametrize("num_servers", [1, 15, 150, 500, 20_000])
 def test_the_image_has_one_size_whatever_the_fleet(num_servers: int) -> None:
     image = render_rgb(engine_of((0, 5, 0.3), num_servers=num_servers, visible_jobs=1), 0)

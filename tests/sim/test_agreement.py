@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudsched.config import ClusterConfig, FleetConfig, RewardConfig
-from cloudsched.envs.observation import ObservationEncoder
 from cloudsched.sim.engine import ClusterEngine
 from cloudsched.sim.jobs import JobTable
 from cloudsched.sim.reference import ReferenceCluster
@@ -16,7 +15,7 @@ COUNTERS = (
     *("tick", "decisions_in_tick", "arrived", "started", "completed", "rejected", "unplaceable"),
     *("dropped", "violations", "new_violations", "late_job_ticks", "sleep_requests"),
     *("wake_requests", "illegal", "decisions", "energy_j", "cpu_ticks", "awake_ticks"),
-    *("queue_length", "num_running", "num_awake", "power_w"),
+    *("queue_length", "num_running", "num_awake", "power_w", "wake_delay_ticks", "num_late"),
 )
 RESOURCES = ("cpu", "memory", "gpu", "disk")
 
@@ -61,15 +60,16 @@ def job_tables(draw: st.DrawFn, config: ClusterConfig) -> JobTable:
         demand=np.where(rng.random(shape) < 0.1, 0.0, rng.uniform(0.0, largest, shape)),
         duration_ticks=rng.integers(1, draw(st.sampled_from([3, 20, 100])), num_jobs),
         time_of_day_s=float(rng.integers(0, 86_400)),
+        day_s_per_tick=None if rng.random() < 0.5 else float(rng.uniform(0.0, 600.0)),
     )
 
 
-def agree(engine: ClusterEngine, encoder: ObservationEncoder, naive: ReferenceCluster) -> None:
+def agree(engine: ClusterEngine, naive: ReferenceCluster) -> None:
     cluster = engine.state.clusters[0]
     for name in COUNTERS:
         assert cluster[name] == getattr(naive, name), name
     for name, expected in naive.observation().items():
-        actual = engine.mask[0] if name == "action_mask" else getattr(encoder.arrays, name)[0]
+        actual = getattr(engine.observation, name)[0]
         np.testing.assert_array_equal(actual, expected, err_msg=name)
 
 
@@ -83,13 +83,12 @@ def test_whole_episodes_agree_with_the_naive_simulator(data: st.DataObject) -> N
     wait_share = data.draw(st.sampled_from([0.0, 0.3]))
     naive = ReferenceCluster(config)
     engine = ClusterEngine(config)
-    encoder = ObservationEncoder(engine)
     # A first episode leaves traces everywhere; the reset must remove them all.
     for table in (data.draw(job_tables(config)), jobs):
-        engine.reset([table])
-        encoder.update()
-        naive.reset(table)
-        agree(engine, encoder, naive)
+        delay = data.draw(st.sampled_from([None, 0, 1, 5]))
+        engine.reset([table], wake_delays=None if delay is None else [delay])
+        naive.reset(table, delay)
+        agree(engine, naive)
         while naive.tick < config.episode_ticks:
             if rng.random() < illegal_share:
                 action = int(rng.integers(-2, config.num_actions + 3))
@@ -99,11 +98,10 @@ def test_whole_episodes_agree_with_the_naive_simulator(data: st.DataObject) -> N
                 action = int(rng.choice(np.flatnonzero(engine.mask[0])))
             expected = naive.step(action)
             actual = engine.step(np.array([action]))
-            encoder.update()
             assert actual.reward[0] == expected.reward
             assert actual.cost[0] == expected.cost
             assert actual.elapsed_ticks[0] == expected.elapsed_ticks
             assert actual.is_truncated[0] == expected.is_truncated
-            agree(engine, encoder, naive)
+            agree(engine, naive)
         for row, job in zip(engine.state.jobs[0], naive.jobs, strict=False):
             assert (row["start"], row["server"]) == (job.start, job.server)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from cloudsched.config import ClusterConfig, FleetConfig, RewardConfig
-from cloudsched.envs.observation import ObservationEncoder
 from cloudsched.errors import ConfigError, InvalidJobsError
 from cloudsched.metrics import episode_metrics
 from cloudsched.sim.engine import ClusterEngine
@@ -70,15 +69,12 @@ def test_jobs_are_conserved_and_capacity_holds_at_every_size(
         max_decisions_per_tick=60,
     )
     engine = ClusterEngine(config, num_clusters)
-    encoder = ObservationEncoder(engine)
     engine.reset([random_table(config, 0.3 * num_servers + 1, e) for e in range(num_clusters)])
-    encoder.update()
     rng = np.random.default_rng(0)
     while not engine.result.is_truncated.all():
         engine.step(np.array([rng.choice(np.flatnonzero(row)) for row in engine.mask]))
-        encoder.update()
         check_invariants(engine)
-        for array in encoder.arrays:
+        for array in engine.observation:
             assert np.abs(array).max() <= 1.0
     assert engine.state.clusters["completed"].sum() > 0
 
@@ -182,7 +178,6 @@ def test_starving_big_jobs_does_not_pay_because_of_the_late_term() -> None:
         table = JobTable(arrival_tick=arrival, demand=demand, duration_ticks=duration)
         engine = ClusterEngine(config)
         for refuse_above in (1.0, 10.0):
-            engine.result.is_truncated[:] = False
             engine.reset([table])
             returns[late_penalty, refuse_above] = run_with(engine, refuse_above)
     # With only the single charge for a violation, starving wins; the late term turns it around.
@@ -204,6 +199,8 @@ def test_starving_big_jobs_does_not_pay_because_of_the_late_term() -> None:
         ({"arrival_tick": [2**40]}, "arrival_tick"),
         ({"arrival_tick": [1, 2]}, "shapes do not fit"),
         ({"time_of_day_s": np.nan}, "time_of_day_s"),
+        ({"day_s_per_tick": np.inf}, "day_s_per_tick"),
+        ({"day_s_per_tick": -1.0}, "day_s_per_tick"),
     ],
 )
 def test_jobs_that_no_cluster_can_run_are_refused(changes: dict, message: str) -> None:
@@ -224,6 +221,27 @@ def test_jobs_must_match_the_fleets_resources_and_clusters() -> None:
         engine.reset([table])
     with pytest.raises(InvalidJobsError, match="2 job tables for 1 clusters"):
         engine.reset([table, table])
+
+
+@pytest.mark.parametrize("wake_delays", [[1], [1, -1], [1, 2, 3]])
+def test_wake_delays_must_match_the_clusters(wake_delays: list[int]) -> None:
+    config = ClusterConfig()
+    with pytest.raises(ConfigError, match="wake_delays="):
+        ClusterEngine(config, 2).reset([random_table(config, 1.0)] * 2, wake_delays=wake_delays)
+
+
+def test_each_cluster_wakes_its_servers_after_its_own_delay() -> None:
+    config = ClusterConfig(fleet=FleetConfig(num_servers=2), visible_jobs=1, episode_ticks=20)
+    engine = ClusterEngine(config, 4)
+    engine.reset([random_table(config, 0.1)] * 4, wake_delays=[0, 1, 3, 5])
+    for _ in range(2):  # to sleep, and awake again
+        engine.step(np.full(4, engine.wait_action - 2))
+    ready_at = np.full(4, -1)
+    for tick in range(8):
+        is_ready = (engine.state.servers["mode"][:, 0] == ACTIVE) & (ready_at < 0)
+        ready_at[is_ready] = tick
+        engine.step(np.full(4, engine.wait_action))
+    assert ready_at.tolist() == [0, 1, 3, 5]
 
 
 def test_jobs_that_just_fill_a_server_fit() -> None:

@@ -304,7 +304,7 @@ def test_a_waking_server_is_active_after_the_wake_delay(delay: int) -> None:
     for left in range(delay, 0, -1):
         assert (server.mode, server.wake_left) == (WAKING, left)
         assert cluster.mask().tolist() == [0, 0, 0, 1]  # takes no job and cannot be toggled
-        assert cluster.observation()["servers"][0, 10] == np.float32(left / delay)
+        assert cluster.observation()["servers"][0, 10] == np.float32(left / (left + 5))
         wait(cluster)
     assert (server.mode, server.wake_left, server.idle_since) == (ACTIVE, 0, 3 + delay)
     assert cluster.mask().tolist() == [1, 0, 1, 1]
@@ -470,7 +470,7 @@ def test_the_observation_says_what_is_so() -> None:
     observation = cluster.observation()
 
     power_shares = [100 / 300, 1.0, 200 / 300]
-    asleep_then_waking = [0.5, 0.5, 0.5, 0.5, *power_shares, 0, 1, 0, 1.0, 0, 0, 0, 0, 0]
+    asleep_then_waking = [0.5, 0.5, 0.5, 0.5, *power_shares, 0, 1, 0, 1 / 6, 0, 0, 0, 0, 0]
     # One job left, which ends at tick 10: in 6 ticks, so nothing is released within 5.
     busy = [0.5, 0.5, 1, 1, *power_shares, 1, 0, 0, 0, 1 / 9, 6 / 36, 6 / 36, 0, 0]
     expected_servers = np.array([asleep_then_waking, busy], dtype=np.float32)
@@ -484,12 +484,14 @@ def test_the_observation_says_what_is_so() -> None:
     # Arrivals 2, 0, 0, 1, 0 and work 11.5, 0, 0, 5, 0 of a capacity of 3, over five ticks. Six in
     # the morning is a quarter of a day. Waking draws 100 W, half load 200 W, of 600 W.
     rate, work = 3 / 5, 16.5 / 5 / 3
+    work_rms = math.sqrt((11.5**2 + 5**2) / 5) / 3
     expected_context = [
         1 / 3,
         *[(0.5 / 3) / (0.5 / 3 + 1)] * 2,
         *[rate / (rate + 2)] * 3,
         *[work / (work + 1)] * 3,
         *[1.0, 0.0, 1.0, 0.5, 1 / 8],
+        *[1 / 6, 0.0, work_rms / (work_rms + 1)],
     ]
     np.testing.assert_allclose(observation["context"], expected_context, rtol=1e-6, atol=1e-6)
     assert observation["context"].dtype == np.float32
@@ -503,6 +505,7 @@ def test_the_observation_says_what_is_so() -> None:
     wait(cluster, 5)
     late = cluster.observation()["jobs"][0]
     assert late[4] == np.float32(-1 / 31)  # a tick past the deadline
+    assert cluster.observation()["context"][-2] == np.float32(1 / 3)  # one late job, two servers
     idle = cluster.observation()["servers"][0]
     assert idle[-2] == np.float32(5 / 35)  # awake and idle since tick 5
 

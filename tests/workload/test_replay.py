@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from cloudsched.config import FleetConfig
+from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.errors import ConfigError, TraceFileError
 from cloudsched.sim.fleet import Fleet, build_fleet
+from cloudsched.sim.jobs import JobTable
+from cloudsched.sim.state import RATE_HORIZONS
 from cloudsched.workload.base import Workload
+from cloudsched.workload.load import offered_work
 from cloudsched.workload.replay import ReplayWorkload, Trace
 from cloudsched.workload.traces.alibaba import AlibabaOptions, read_alibaba
 from cloudsched.workload.traces.google import read_google
@@ -250,31 +256,111 @@ def replay(trace: Trace, fleet: Fleet, load: float) -> ReplayWorkload:
     return ReplayWorkload(trace, options, fleet=fleet, tick_s=60.0, load=load)
 
 
-def test_a_window_keeps_the_order_and_goes_on_at_the_beginning(fleet: Fleet) -> None:
-    workload = replay(evenly_spaced(100, 60.0), fleet, load=0.01)
-    num_ticks = round(2.5 * 100 / workload.jobs_per_tick)
+def numbers(jobs: JobTable) -> NDArray[np.int64]:
+    """Return which jobs of `evenly_spaced` these are."""
+    return np.round(jobs.demand[:, 0] * 1000).astype(np.int64) - 1
+
+
+def test_a_window_keeps_the_order_and_goes_on_at_the_beginning_of_its_part(fleet: Fleet) -> None:
+    workload = replay(evenly_spaced(99, 60.0), fleet, load=0.01)
+    num_ticks = round(2.5 * 66 / workload.jobs_per_tick)
     jobs = workload.jobs(11, num_ticks)
-    assert len(jobs) == pytest.approx(250, abs=3)  # three arrive a tick
-    numbers = np.round(jobs.demand[:, 0] * 1000).astype(int)
-    assert np.array_equal(np.diff(numbers) % 100, np.ones(len(jobs) - 1))
+    assert len(jobs) == pytest.approx(2.5 * 66, abs=5)  # some arrive in each tick
+    assert set(numbers(jobs).tolist()) == set(range(66))
+    assert np.array_equal(np.diff(numbers(jobs)) % 66, np.ones(len(jobs) - 1))
+
+
+def test_test_seeds_replay_the_last_third_and_no_other_seed_does(fleet: Fleet) -> None:
+    workload = replay(evenly_spaced(300, 60.0), fleet, load=0.01)
+    seen: dict[str, set[int]] = {"train": set(), "test": set()}
+    for split, seeds in (("train", (*range(50), 999_999)), ("test", range(10**6, 10**6 + 50))):
+        for seed in seeds:
+            seen[split] |= set(numbers(workload.jobs(seed, 20)).tolist())
+    assert seen["train"] == set(range(200))
+    assert seen["test"] == set(range(200, 300))
+
+
+def test_the_selected_part_of_a_recording_is_divided(fleet: Fleet) -> None:
+    options = AlibabaOptions(path="test", from_s=60.0 * 100, until_s=60.0 * 130)
+    trace = evenly_spaced(300, 60.0)
+    workload = ReplayWorkload(trace, options, fleet=fleet, tick_s=60.0, load=0.01)
+    assert set(numbers(workload.jobs(0, 1000)).tolist()) == set(range(100, 120))
+    assert set(numbers(workload.jobs(10**6, 1000)).tolist()) == set(range(120, 130))
+
+
+@pytest.mark.parametrize("load", [0.2, 0.7])
+def test_both_parts_offer_the_load_asked_for(fleet: Fleet, load: float) -> None:
+    workload = replay(evenly_spaced(300, 60.0), fleet, load=load)  # later jobs are bigger
+    for seed in (0, 10**6):
+        jobs = workload.jobs(seed, 5000)
+        work = offered_work(jobs.demand, jobs.duration_ticks, fleet=fleet).sum(axis=0)
+        assert work.max() / 5000 == pytest.approx(load, rel=0.02)
+
+
+def test_jobs_of_one_moment_are_not_divided() -> None:
+    submit_s = np.repeat([0.0, 10.0, 20.0], [1, 8, 1])
+    trace = dataclasses.replace(evenly_spaced(10, 60.0), submit_s=submit_s)
+    train, test = trace.divided()
+    assert (train.submit_s.tolist(), len(test.submit_s)) == ([0.0], 9)
+    burst_first = dataclasses.replace(trace, submit_s=np.repeat([0.0, 5.0], [9, 1]))
+    assert [len(part.submit_s) for part in burst_first.divided()] == [9, 1]
+
+
+@pytest.mark.parametrize("num_jobs", [1, 5])
+def test_a_recording_of_one_moment_cannot_be_divided(fleet: Fleet, num_jobs: int) -> None:
+    with pytest.raises(TraceFileError, match=r"test: all jobs to replay .* at least two times"):
+        replay(evenly_spaced(num_jobs, 0.0), fleet, load=0.001)
 
 
 def test_times_between_submissions_are_stretched_by_one_factor(fleet: Fleet) -> None:
     slow, fast = (replay(evenly_spaced(100, 60.0), fleet, load=load) for load in (0.01, 0.04))
-    assert slow.stretch == pytest.approx(4.0 * fast.stretch)
+    stretch = slow.part_of(0).stretch
+    assert stretch == pytest.approx(4.0 * fast.part_of(0).stretch)
     jobs = slow.jobs(0, 1000)
     gaps = np.diff(jobs.arrival_tick)
-    assert gaps.mean() == pytest.approx(slow.stretch, rel=0.05)
+    assert gaps.mean() == pytest.approx(stretch, rel=0.05)
     assert np.ptp(gaps) <= 1
 
 
-def test_the_time_of_day_is_that_of_the_recording(fleet: Fleet) -> None:
-    workload = replay(evenly_spaced(100, 60.0), fleet, load=0.01)
-    for seed in range(20):
+@pytest.mark.parametrize("load", [0.002, 0.01])
+def test_the_time_of_day_is_that_of_the_recording_throughout_the_window(
+    fleet: Fleet, load: float
+) -> None:
+    workload = replay(evenly_spaced(1000, 60.0), fleet, load=load)
+    for seed in (*range(10), *range(10**6, 10**6 + 10)):
         jobs = workload.jobs(seed, 200)
-        first = round(jobs.demand[0, 0] * 1000) - 1  # submitted at this minute of the recording
-        minute = (jobs.time_of_day_s - 3600.0) / 60.0
-        assert 0.0 <= (first - minute) % 100 <= 1.0
+        recorded_minute = numbers(jobs) + 60  # it starts at 01:00
+        # An arrival lies somewhere in its tick.
+        tick = jobs.arrival_tick[:, None] + np.array([0.0, 1.0])
+        low, high = (jobs.time_of_day_s + tick * jobs.day_s_per_tick).T / 60.0
+        has_wrapped = np.diff(recorded_minute, prepend=recorded_minute[0]) < 0
+        same_lap = ~np.logical_or.accumulate(has_wrapped)
+        shift = 1440.0 * np.round((recorded_minute - low) / 1440.0)
+        assert same_lap[0]
+        assert (low + shift <= recorded_minute + 1e-6)[same_lap].all()
+        assert (recorded_minute <= high + shift + 1e-6)[same_lap].all()
+
+
+def test_the_observed_time_of_day_follows_the_stretched_recording(
+    recordings: dict[str, Path],
+) -> None:
+    env = ClusterVectorEnv(
+        1,
+        workload="google_v2_trace",
+        workload_options={"path": str(recordings["google_v2_trace"])},
+        settings={"episode_ticks": 50, "visible_jobs": 1},
+    )
+    observation, _ = env.reset(seed=[3])
+    jobs = env.workload.jobs(3, 50)
+    assert jobs.day_s_per_tick is not None
+    assert abs(jobs.day_s_per_tick - 60.0) > 10.0  # this recording is stretched or squeezed
+    wait = np.array([env.single_action_space.n - 1])
+    sine = 1 + 2 + 2 * len(RATE_HORIZONS)
+    for tick in range(49):
+        angle = 2.0 * np.pi * (jobs.time_of_day_s + tick * jobs.day_s_per_tick) / 86_400.0
+        seen = observation["context"][0, sine : sine + 2]
+        assert seen == pytest.approx([np.sin(angle), np.cos(angle)], abs=1e-5)
+        observation, *_ = env.step(wait)
 
 
 def test_a_part_of_a_recording_can_be_replayed(make: Make, fleet: Fleet) -> None:
@@ -284,7 +370,7 @@ def test_a_part_of_a_recording_can_be_replayed(make: Make, fleet: Fleet) -> None
         make("swf", from_s=1e9)
 
 
-def test_a_recording_of_one_job_repeats_it(fleet: Fleet) -> None:
-    jobs = replay(evenly_spaced(1, 60.0), fleet, load=0.001).jobs(0, 1000)
+def test_a_part_of_one_job_repeats_it(fleet: Fleet) -> None:
+    jobs = replay(evenly_spaced(3, 60.0), fleet, load=0.001).jobs(10**6, 10_000)
     assert len(jobs) > 10
-    assert len(np.unique(jobs.demand, axis=0)) == 1
+    assert set(numbers(jobs).tolist()) == {2}

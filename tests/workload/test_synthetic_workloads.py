@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from cloudsched.sim.jobs import JobTable
-from cloudsched.workload.base import Workload, normal_cdf
+from cloudsched.workload.base import Workload, normal_cdf, random_streams
 from cloudsched.workload.fit_google_v2 import spearman
+from cloudsched.workload.synthetic_jobs import JobOptions, draw_jobs
 
 Make = Callable[..., Workload]
 
@@ -33,6 +35,22 @@ def test_poisson_jobs_look_as_the_options_say(make: Make) -> None:
     assert jobs.duration_ticks.std() / jobs.duration_ticks.mean() == pytest.approx(0.8, abs=0.04)
     assert jobs.duration_ticks.min() >= 1
     assert dispersion(jobs, 100_000) == pytest.approx(1.0, abs=0.03)
+
+
+def test_compiled_demands_are_those_of_the_formula_to_the_last_bit() -> None:
+    options = JobOptions(cpu_max=0.9, rank_correlation=0.3)
+    demand, _ = draw_jobs(options, 5000, 3, np.random.default_rng(1))
+    normal = np.random.default_rng(1).standard_normal((5000, 4))[:, :3]
+    rho = 2.0 * math.sin(math.pi / 6.0 * 0.3)
+    normal[:, 1:] = normal[:, 1:] * math.sqrt(1.0 - rho * rho) + rho * normal[:, :1]
+    low, high = np.array([0.1, 0.1, 0.1]), np.array([0.9, 0.5, 0.5])
+    np.testing.assert_array_equal(demand, low + (high - low) * normal_cdf(normal))
+
+
+def test_streams_are_those_that_numpy_spawns() -> None:
+    spawned = np.random.default_rng(1_000_007).spawn(3)
+    for ours, theirs in zip(random_streams(1_000_007, 3), spawned, strict=True):
+        assert ours.bit_generator.state == theirs.bit_generator.state
 
 
 @pytest.mark.parametrize("correlation", [-1.0, -0.4, 0.0, 0.9, 1.0])

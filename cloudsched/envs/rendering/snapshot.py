@@ -98,7 +98,8 @@ def take_snapshot(engine: ClusterEngine, e: int) -> Snapshot:
     servers = state.servers[e]
     tick, head = int(cluster["tick"]), int(cluster["queue_head"])
     queue = state.queue[e, head : head + int(cluster["queue_length"])]
-    minutes = int((cluster["time_of_day_s"] + tick * config.tick_s) % DAY_S) // 60
+    time_s = cluster["time_of_day_s"] + tick * (config.tick_s + cluster["day_gain_s"])
+    minutes = int(time_s % DAY_S) // 60
     return Snapshot(
         fleet=fleet,
         tick=tick,
@@ -116,7 +117,7 @@ def take_snapshot(engine: ClusterEngine, e: int) -> Snapshot:
         jobs=tuple(_queued_job(engine, e, int(j)) for j in queue[: config.visible_jobs]),
         mode=servers["mode"].copy(),
         wake_left=servers["wake_left"].copy(),
-        wake_delay_ticks=config.wake_delay_ticks,
+        wake_delay_ticks=int(cluster["wake_delay_ticks"]),
         server_jobs=servers["num_running"].copy(),
         server_w=servers["power_w"].copy(),
         use=np.clip(1.0 - state.free[e] / fleet.capacity, 0.0, 1.0),

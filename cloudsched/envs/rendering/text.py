@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from cloudsched.envs.rendering.snapshot import (
     QueuedJob,
@@ -14,11 +15,13 @@ from cloudsched.envs.rendering.snapshot import (
 from cloudsched.sim.engine import ClusterEngine
 from cloudsched.sim.state import ACTIVE, ASLEEP, MODE_NAMES, WAKING
 
-# Larger fleets are shown as a grid with one character for each server.
+# Larger fleets are shown as a grid.
 MAX_TABLE_SERVERS = 40
 GRID_COLUMNS = 75
 GRID_ROWS = 24
 MAX_JOB_LINES = 10
+MIN_JOB_LINES = 2
+LINES_BESIDE_TABLE = 2 + 1 + 2 + MIN_JOB_LINES  # status, heads of table and queue, jobs
 MAX_BARS = 3
 BARS_WIDTH = 36
 
@@ -31,18 +34,59 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 IDLE_MARK, WAKING_MARK, ASLEEP_MARK = "□", "↑", "z"
 
 
-def render_ansi(engine: ClusterEngine, e: int) -> str:
-    """Draw cluster e as text of 80 columns with ANSI colours."""
+def render_ansi(engine: ClusterEngine, e: int, *, max_lines: int | None = None) -> str:
+    """Draw cluster e as text of 80 columns with ANSI colours.
+
+    Args:
+        max_lines: height of the terminal; None for as many lines as there is to tell. Where they
+            are few, a grid stands for the table of servers, blank lines and the last jobs of the
+            queue go, and in the end what is lowest.
+    """
     snapshot = take_snapshot(engine, e)
-    is_small = snapshot.fleet.num_servers <= MAX_TABLE_SERVERS
-    lines = [
+    if max_lines is None:
+        return "\n".join(_layout(snapshot, FULL_LAYOUT)) + "\n"
+    for layout in _layouts(max_lines):
+        lines = _layout(snapshot, layout)
+        if len(lines) <= max_lines:
+            break
+    return "\n".join(lines[:max_lines])
+
+
+class _Layout(NamedTuple):
+    """How much is drawn."""
+
+    table_servers: int  # larger fleets are shown as a grid with one character for each server
+    grid_rows: int
+    job_lines: int
+    blank_lines: int  # between the parts
+
+
+FULL_LAYOUT = _Layout(MAX_TABLE_SERVERS, GRID_ROWS, MAX_JOB_LINES, 1)
+
+
+def _layouts(max_lines: int) -> Iterator[_Layout]:
+    """Yield ever smaller layouts."""
+    # Whether there is a table must not depend on the queue, or the view would flicker.
+    full = FULL_LAYOUT._replace(
+        table_servers=min(MAX_TABLE_SERVERS, max_lines - LINES_BESIDE_TABLE)
+    )
+    yield full
+    for job_lines in range(MAX_JOB_LINES, MIN_JOB_LINES - 1, -1):
+        yield full._replace(job_lines=job_lines, blank_lines=0)
+    for grid_rows in range(min(GRID_ROWS, max_lines), 0, -1):
+        yield _Layout(full.table_servers, grid_rows, MIN_JOB_LINES, 0)
+
+
+def _layout(snapshot: Snapshot, layout: _Layout) -> list[str]:
+    blank = [""] * layout.blank_lines
+    is_small = snapshot.fleet.num_servers <= layout.table_servers
+    return [
         *_header(snapshot),
-        "",
-        *(_table(snapshot) if is_small else _grid(snapshot)),
-        "",
-        *_queue(snapshot),
+        *blank,
+        *(_table(snapshot) if is_small else _grid(snapshot, layout.grid_rows)),
+        *blank,
+        *_queue(snapshot, layout.job_lines),
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _header(snapshot: Snapshot) -> Iterator[str]:
@@ -76,9 +120,9 @@ def _table(snapshot: Snapshot) -> Iterator[str]:
         yield f"{n:>3} {state}{bars}{figures}  {short_model(snapshot.fleet.models[n], 17)}"
 
 
-def _grid(snapshot: Snapshot) -> Iterator[str]:
+def _grid(snapshot: Snapshot, rows: int) -> Iterator[str]:
     """One character for each server, under the name of its model."""
-    for group in server_groups(snapshot.fleet, GRID_ROWS * GRID_COLUMNS):
+    for group in server_groups(snapshot.fleet, rows * GRID_COLUMNS):
         yield f"{_paint(group.title, BOLD)}: {snapshot.summary(group.servers)}"
         for start in range(0, len(group.drawn), GRID_COLUMNS):
             row = group.drawn[start : start + GRID_COLUMNS]
@@ -102,9 +146,9 @@ def _mark(snapshot: Snapshot, n: int) -> str:
     return _paint(LEVELS[min(int(use * len(LEVELS)), len(LEVELS) - 1)], _use_colour(use))
 
 
-def _queue(snapshot: Snapshot) -> Iterator[str]:
+def _queue(snapshot: Snapshot, max_jobs: int) -> Iterator[str]:
     """The visible jobs, one on a line."""
-    shown = snapshot.jobs[:MAX_JOB_LINES]
+    shown = snapshot.jobs[:max_jobs]
     if not shown:
         yield _paint("queue: empty", BOLD)
         return
