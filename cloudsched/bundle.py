@@ -9,6 +9,7 @@
 | `num_resources`    | R; N and K matter only to `flat` networks                               |
 | `network`          | the fields of a `NetworkConfig`                                         |
 | `is_q_network`     | whether its outputs are action values (DQN)                             |
+| `is_hierarchy`     | whether it is three networks: supervisor, `power`, `sla`; false if absent |
 | `cluster`          | rules of the clusters that it was trained on                            |
 | `weights_sha256`   | checksum of the weights file                                            |
 | `training`         | provenance: algorithm, settings, steps, seed, versions                  |
@@ -24,9 +25,9 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -36,8 +37,12 @@ from torch import Tensor, nn
 from cloudsched.config import ClusterConfig
 from cloudsched.envs.observation import ENCODER_VERSION
 from cloudsched.errors import BundleError, CloudschedError
+from cloudsched.models.hierarchy import SUB_AGENTS, HierarchyNetwork
 from cloudsched.models.networks import NetworkConfig, ObservationSizes, QNetwork, build_network
 from cloudsched.rl.policy import NetworkPolicy
+
+if TYPE_CHECKING:  # who only loads a bundle need not wait for RLlib
+    from cloudsched.rl.training import TrainingRun, Weights
 
 SCHEMA = "cloudsched.bundle.v1"
 DOCUMENT, WEIGHTS = "bundle.json", "weights.safetensors"
@@ -52,8 +57,32 @@ class Bundle:
     cluster: ClusterConfig
     weights: Mapping[str, Tensor]
     is_q_network: bool = False
+    is_hierarchy: bool = False
     training: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of_run(cls, run: TrainingRun, weights: Weights, **provenance: Any) -> Bundle:
+        """Return the bundle of weights from a training run; `provenance` adds to its own."""
+        config = run.algorithm.config
+        is_q_network = isinstance(run.network, QNetwork)
+        settings = dict(config.model_config.get("network", {}))
+        if is_q_network:
+            settings = {"is_balanced": False, **settings}
+        return cls(
+            network=NetworkConfig.from_dict(settings),
+            cluster=run.scenario.config,
+            weights=weights,
+            is_q_network=is_q_network,
+            is_hierarchy=isinstance(run.network, HierarchyNetwork),
+            training={
+                "algorithm": type(run.algorithm).__name__,
+                "scenario": run.scenario.to_dict(),
+                "seed": config.seed,
+                **asdict(run.state),
+                **provenance,
+            },
+        )
 
     def build(self, cluster: ClusterConfig) -> nn.Module:
         """Build the network, with its weights, for clusters of any size that it can serve."""
@@ -62,7 +91,8 @@ class Bundle:
                 f"The bundle was trained with {self.cluster.num_resources} resources and cannot "
                 f"serve {cluster.num_resources}; train one for these resources."
             )
-        network: nn.Module = build_network(ObservationSizes.of(cluster), self.network)
+        build = HierarchyNetwork.build if self.is_hierarchy else build_network
+        network: nn.Module = build(ObservationSizes.of(cluster), self.network)
         if self.is_q_network:
             network = QNetwork(network)  # type: ignore[arg-type]
         try:
@@ -76,10 +106,23 @@ class Bundle:
             ) from error
         return network.eval()
 
+    def part(self, name: str) -> Bundle:
+        """Return one sub-agent of a hierarchy, to act alone."""
+        if not self.is_hierarchy or name not in SUB_AGENTS:
+            parts = " and ".join(map(repr, SUB_AGENTS)) if self.is_hierarchy else "no parts"
+            raise BundleError(f"The bundle has no part {name!r} that acts; it has {parts}.")
+        prefix = f"{name}."
+        weights = {
+            key.removeprefix(prefix): tensor
+            for key, tensor in self.weights.items()
+            if key.startswith(prefix)
+        }
+        return replace(self, weights=weights, is_hierarchy=False, evaluation=None)
+
     def policy(self, cluster: ClusterConfig) -> NetworkPolicy:
         """Return the policy without exploration."""
         rule = "argmax" if self.is_q_network else "kind"
-        return NetworkPolicy(self.build(cluster), rule=rule)
+        return NetworkPolicy(self.build(cluster), rule=rule, is_frozen=True)
 
 
 def save_bundle(bundle: Bundle, folder: Path) -> Path:
@@ -92,6 +135,7 @@ def save_bundle(bundle: Bundle, folder: Path) -> Path:
         "num_resources": bundle.cluster.num_resources,
         "network": bundle.network.to_dict(),
         "is_q_network": bundle.is_q_network,
+        "is_hierarchy": bundle.is_hierarchy,
         "cluster": bundle.cluster.to_dict(),
         "weights_sha256": hashlib.sha256(blob).hexdigest(),
         "training": dict(bundle.training),
@@ -138,6 +182,7 @@ def load_bundle(folder: Path) -> Bundle:
             cluster=ClusterConfig.from_dict(document["cluster"]),
             weights=weights,
             is_q_network=bool(document["is_q_network"]),
+            is_hierarchy=bool(document.get("is_hierarchy", False)),
             training=document["training"],
             evaluation=document["evaluation"],
         )

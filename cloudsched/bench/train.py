@@ -127,7 +127,7 @@ def _stock_rllib(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> I
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-    from cloudsched.rl.algorithms.ppo import ENV_ID
+    from cloudsched.rl.algorithms.columns import ENV_ID
     from cloudsched.rl.modules.cluster import ClusterModule
 
     algorithm_config = PPOConfig()

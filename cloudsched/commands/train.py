@@ -55,6 +55,10 @@ class Train:
     """Train with this preset instead of the config's."""
     seed: int | None = None
     """Training seed instead of the config's."""
+    hyperparameters: Path | None = None
+    """JSON file of hyper-parameters that replace the config's, as `tune.ppo_asha` writes it."""
+    start: Path | None = None
+    """Bundle whose network training starts from, such as one of `cloudsched clone`."""
     resume: bool = False
     """Go on from the checkpoint in --out."""
     json: bool = False
@@ -73,9 +77,17 @@ class Train:
         )
         if self.seed is not None:
             config.debugging(seed=self.seed)
+        if self.hyperparameters is not None:
+            from cloudsched.rl.training import apply_hyperparameters, read_hyperparameters
+
+            apply_hyperparameters(config, read_hyperparameters(self.hyperparameters))
+        if self.start is not None:
+            start_from(config, self.start)
         import ray
 
         logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # its advice is not for our users
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("cloudsched").setLevel(logging.INFO)  # how far cloning is, for example
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="error")
         try:
             self._train(config)
@@ -123,6 +135,8 @@ class Train:
     def _loop(self, run: TrainingRun, console: Console) -> None:
         started = saved = time.monotonic()
         limit = float("inf") if self.minutes is None else self.minutes * 60.0
+        if self.start is not None and run.state.iteration == 0:
+            run.evaluate()  # what training starts from may stay the best
         while run.state.steps < self.steps and time.monotonic() - started < limit:
             result = run.iterate()
             if run.state.iteration % self.evaluate_every == 0:
@@ -153,30 +167,9 @@ class Train:
 
     def _keep(self, run: TrainingRun, weights: Weights, state: RunState) -> None:
         from cloudsched.bundle import Bundle, save_bundle
-        from cloudsched.models.networks import NetworkConfig, QNetwork
 
-        config = run.algorithm.config
-        is_q_network = isinstance(run.network, QNetwork)
-        settings = dict(config.model_config.get("network", {}))
-        if is_q_network:
-            settings = {"is_balanced": False, **settings}
-        save_bundle(
-            Bundle(
-                network=NetworkConfig.from_dict(settings),
-                cluster=run.scenario.config,
-                weights=weights,
-                is_q_network=is_q_network,
-                training={
-                    "algorithm": type(run.algorithm).__name__,
-                    "config": str(self.config),
-                    "scenario": run.scenario.to_dict(),
-                    "seed": config.seed,
-                    **asdict(state),
-                    **provenance(),
-                },
-            ),
-            self.out / "bundle",
-        )
+        bundle = Bundle.of_run(run, weights, config=str(self.config), **provenance())
+        save_bundle(bundle, self.out / "bundle")
 
     def _check(self) -> None:
         for name in ("steps", "evaluate_every", "num_seeds"):
@@ -185,6 +178,20 @@ class Train:
         if self.minutes is not None and not self.minutes > 0:
             raise ConfigError(f"--minutes {self.minutes}: expected more than 0.")
         check_folder(self.out)
+
+
+def start_from(config: Any, folder: Path) -> None:
+    """Let a config begin with the network of a bundle."""
+    from cloudsched.bundle import WEIGHTS, load_bundle
+
+    bundle = load_bundle(folder)
+    if bundle.is_q_network or not hasattr(config, "initial_weights"):
+        raise ConfigError(
+            f"--start {str(folder)!r}: only PPO starts from a bundle, and only from one whose "
+            "outputs are not action values."
+        )
+    config.training(initial_weights=str((folder / WEIGHTS).absolute()))
+    config.rl_module(model_config={**config.model_config, "network": bundle.network.to_dict()})
 
 
 def load_config(path: Path) -> Any:

@@ -140,8 +140,9 @@ class SetNetwork(nn.Module):
         with torch.no_grad():
             self.server_out.weight[-2:] *= 0.01
             self.server_out.bias[-2:] = 0.0
-            if self.is_balanced:
-                self.kind_out.bias.copy_(torch.tensor([2.0, -2.0, -2.0, 0.0]))
+            calm = torch.tensor([1.0, -1.0, -1.0, 0.0])
+            # In action values it is a reward, of about the size that decisions differ by.
+            self.kind_out.bias.copy_(2.0 * calm if self.is_balanced else calm)
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return masked logits (B, A) and values (B,)."""
@@ -183,6 +184,22 @@ class SetNetwork(nn.Module):
         num_servers, num_jobs = server_BNP.shape[1], job_BKW.shape[1]
         is_legal = observation["action_mask"][:, : num_jobs * num_servers] != 0
         batch_M, action_M = is_legal.nonzero(as_tuple=True)
+        hidden_MP = self.pair_hidden(observation, server_BNP, job_BKW, batch_M, action_M)
+        if self.is_balanced:
+            kind_B = kind_B - is_legal.sum(dim=1).clamp(min=1).log()
+        score_M = self.pair_out(hidden_MP).squeeze(-1) + kind_B.index_select(0, batch_M)
+        return torch.zeros_like(is_legal, dtype=score_M.dtype).masked_scatter(is_legal, score_M)
+
+    def pair_hidden(
+        self,
+        observation: Observation,
+        server_BNP: Tensor,
+        job_BKW: Tensor,
+        batch_M: Tensor,
+        action_M: Tensor,
+    ) -> Tensor:
+        """Return (M, P) embeddings of the placements `action_M` in the clusters `batch_M`."""
+        num_servers, num_jobs = server_BNP.shape[1], job_BKW.shape[1]
         server_M = batch_M * num_servers + action_M % num_servers
         job_M = batch_M * num_jobs + action_M // num_servers
         features_MP = pair_features(
@@ -190,15 +207,11 @@ class SetNetwork(nn.Module):
             observation["jobs"].flatten(0, 1).index_select(0, job_M),
             self.num_resources,
         )
-        hidden_MP = torch.relu_(
+        return torch.relu_(
             server_BNP.flatten(0, 1).index_select(0, server_M)
             + self.pair_job(job_BKW).flatten(0, 1).index_select(0, job_M)
             + self.pair_features(features_MP)
         )
-        if self.is_balanced:
-            kind_B = kind_B - is_legal.sum(dim=1).clamp(min=1).log()
-        score_M = self.pair_out(hidden_MP).squeeze(-1) + kind_B.index_select(0, batch_M)
-        return torch.zeros_like(is_legal, dtype=score_M.dtype).masked_scatter(is_legal, score_M)
 
     def _toggles(self, observation: Observation, score_BN2: Tensor, kind_B4: Tensor) -> Tensor:
         """Return (B, N) logits of the toggles: waking where asleep, else sleeping."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,10 @@ from cloudsched.envs.cluster import FRESH_SEEDS, ClusterVectorEnv
 from cloudsched.models.losses import generalised_advantages, shared_luck
 from cloudsched.models.masking import log_prob, log_probs, sample
 
+FloatArray = NDArray[np.float32]
 Network = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
+LastObservations = list[tuple[int, int, dict[str, FloatArray]]]
+"""Step, cluster and observation of each episode's end within a rollout."""
 
 
 class Columns(NamedTuple):
@@ -28,6 +30,7 @@ class Columns(NamedTuple):
     advantage: Tensor  # (B,)
     value_target: Tensor  # (B,)
     reward: Tensor  # (B,) times `1 - gamma`
+    cost: Tensor  # (B,) of SLA violations
     elapsed: Tensor  # (B,) int64, ticks that the decision took
     is_cut: Tensor  # (B,) bool, the next row of the cluster belongs to another episode
 
@@ -75,6 +78,7 @@ class RolloutCollector:
         self._log_prob, self._value = torch.zeros(shape), torch.zeros(shape)
         self._advantage, self._value_target = torch.zeros(shape), torch.zeros(shape)
         self._reward, self._next_value = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self._cost = np.zeros(shape, np.float32)
         self._elapsed = np.zeros(shape, np.int64)
         self._first_tick = np.zeros(env.num_envs, np.int64)
         self._luck, self._scratch = np.zeros_like(self._reward), np.zeros((2, 2 * num_steps), "f4")
@@ -91,19 +95,16 @@ class RolloutCollector:
     def collect(self, network: Network) -> Columns:
         """Take `num_steps` decisions in each cluster."""
         assert self._live is not None, "reset() comes first"
-        last_observations: list[tuple[int, int, dict[str, NDArray[np.float32]]]] = []
+        last_observations: LastObservations = []
         self._is_cut[:] = False
         for t in range(self.num_steps):
             observation = {}
             for name, live in self._live.items():
                 observation[name] = self._observation[name][t].copy_(live)
-            logits_EA, value_E = network(self._on_device(observation))
-            action_E = sample(logits_EA)
-            self._value[t] = value_E
-            self._log_prob[t] = log_prob(log_probs(logits_EA), action_E)
-            self._action[t] = action_E
+            self._act(t, network, self._on_device(observation))
             _, reward, _, truncated, info = self.env.step(self._action[t].numpy())
             self._reward[t] = reward
+            self._cost[t] = info["cost"]
             self._elapsed[t] = info["elapsed_ticks"]
             if "final_obs" in info:
                 self._is_cut[t] = truncated
@@ -111,8 +112,9 @@ class RolloutCollector:
                 last_observations += [(t, int(e), info["final_obs"][e]) for e in ended]
                 measures = info["episode_metrics"]
                 self.finished += [{k: float(v[e]) for k, v in measures.items()} for e in ended]
-        self._bootstrap(network, last_observations)
-        self._estimate()
+        self._reward *= 1.0 - self.gamma
+        self._estimate(network, last_observations)
+        self._first_tick += self._elapsed.sum(axis=0)
         return Columns(
             observation={name: table.flatten(0, 1) for name, table in self._observation.items()},
             action=self._action.flatten(),
@@ -121,25 +123,45 @@ class RolloutCollector:
             advantage=self._advantage.flatten(),
             value_target=self._value_target.flatten(),
             reward=torch.from_numpy(self._reward).flatten(),
+            cost=torch.from_numpy(self._cost).flatten(),
             elapsed=torch.from_numpy(self._elapsed).flatten(),
             is_cut=torch.from_numpy(self._is_cut).flatten(),
         )
+
+    def _act(self, t: int, network: Network, observation: dict[str, Tensor]) -> None:
+        """Draw the actions of step t, and fill in its rows."""
+        logits_EA, value_E = network(observation)
+        action_E = sample(logits_EA)
+        self._value[t] = value_E
+        self._log_prob[t] = log_prob(log_probs(logits_EA), action_E)
+        self._action[t] = action_E
 
     def _on_device(self, observation: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.device.type == "cpu":
             return observation
         return {name: table.to(self.device) for name, table in observation.items()}
 
-    def _bootstrap(
+    def _estimate(self, network: Network, last_observations: LastObservations) -> None:
+        """Fill in advantages, and the values that the critic should have given."""
+        value, next_value = self._value.numpy(), self._next_value
+        self._fill_next_values(value, network, last_observations, next_value)
+        self._fill_advantages(self._reward, value, next_value, self._advantage.numpy())
+        torch.add(self._value, self._advantage, out=self._value_target)
+        if self.group_size > 1:
+            reward = self._reward - self._shared_luck(self._reward, value, next_value)
+            self._fill_advantages(reward, value, next_value, self._advantage.numpy())
+
+    def _fill_next_values(
         self,
+        value: FloatArray,
         network: Network,
-        last_observations: list[tuple[int, int, dict[str, NDArray[np.float32]]]],
+        last_observations: LastObservations,
+        out_next_value: FloatArray,
     ) -> None:
-        """Fill in the value of what each decision led to."""
+        """Write the (T, E) values of what each decision led to."""
         assert self._live is not None
-        value = self._value.numpy()
-        self._next_value[:-1] = value[1:]
-        self._next_value[-1] = network(self._on_device(self._live))[1].cpu().numpy()
+        out_next_value[:-1] = value[1:]
+        out_next_value[-1] = network(self._on_device(self._live))[1].cpu().numpy()
         if last_observations:
             steps, clusters, observations = zip(*last_observations, strict=True)
             stacked = {
@@ -147,37 +169,38 @@ class RolloutCollector:
                 for name in self._live
             }
             values = network(self._on_device(stacked))[1].cpu().numpy()
-            self._next_value[list(steps), list(clusters)] = values
+            out_next_value[list(steps), list(clusters)] = values
 
-    def _estimate(self) -> None:
-        """Fill in advantages, and the values that the critic should have given."""
-        self._reward *= 1.0 - self.gamma
-        discount = np.power(self.gamma, self._elapsed, dtype=np.float32)
+    def _fill_advantages(
+        self,
+        reward: FloatArray,
+        value: FloatArray,
+        next_value: FloatArray,
+        out_advantage: FloatArray,
+    ) -> None:
+        """Write (T, E) advantages."""
         trace = np.power(self.lambda_, self._elapsed, dtype=np.float32)
         trace[self._is_cut] = 0.0
-        value, advantage = self._value.numpy(), self._advantage.numpy()
-        estimate = partial(
-            generalised_advantages,
-            value=value,
-            next_value=self._next_value,
-            discount=discount,
-            trace=trace,
-            out_advantage=advantage,
+        generalised_advantages(reward, value, next_value, self._discount, trace, out_advantage)
+
+    def _shared_luck(
+        self, reward: FloatArray, value: FloatArray, next_value: FloatArray
+    ) -> FloatArray:
+        """Return (T, E) what each tick brought to the others of the group; overwritten later."""
+        shared_luck(
+            reward + self._discount * next_value - value,
+            self._elapsed,
+            self._first_tick,
+            self.group_size,
+            self._scratch,
+            self._luck,
         )
-        estimate(self._reward)
-        torch.add(self._value, self._advantage, out=self._value_target)
-        if self.group_size > 1:
-            surprise = self._reward + discount * self._next_value - value
-            shared_luck(
-                surprise,
-                self._elapsed,
-                self._first_tick,
-                self.group_size,
-                self._scratch,
-                self._luck,
-            )
-            estimate(self._reward - self._luck)
-        self._first_tick += self._elapsed.sum(axis=0)
+        return self._luck
+
+    @property
+    def _discount(self) -> FloatArray:
+        """(T, E) discount of what follows each decision."""
+        return np.power(self.gamma, self._elapsed, dtype=np.float32)
 
 
 def training_env(num_envs: int, **scenario: object) -> ClusterVectorEnv:

@@ -85,19 +85,23 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
         self.env: ClusterVectorEnv = training_env(
             config.num_envs_per_env_runner, **dict(config.env_config)
         )
-        group_size = self.group_size
-        self._collector = RolloutCollector(
-            self.env,
+        self._collector = self._make_collector(
             num_steps=config.get_rollout_fragment_length(self.worker_index or 0),
             gamma=config.gamma,
             lambda_=self.lambda_,
-            group_size=group_size,
+            group_size=self.group_size,
             device=self._device,
         )
         seeds = training_seeds(
-            self.env.num_envs, config.seed, stream=self.worker_index or 0, group_size=group_size
+            self.env.num_envs,
+            config.seed,
+            stream=self.worker_index or 0,
+            group_size=self.group_size,
         )
         self._collector.reset(seeds)
+
+    def _make_collector(self, **arguments: Any) -> RolloutCollector:
+        return RolloutCollector(self.env, **arguments)
 
     @property
     def lambda_(self) -> float:
@@ -117,14 +121,19 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
         self.module = spec.build().to(self._device)
 
     def sample(self, **_: Any) -> Batch:
-        """Return a rollout of all clusters as columns.
+        """Return a rollout of all clusters as columns, by module.
 
         A local runner's columns are overwritten by its next sample, so learn from them before.
         """
         assert self._collector is not None, "this runner has no environment"
-        columns = self._collector.collect(self._network)
-        self._count(len(columns.action))
-        return self._batch(columns)
+        columns = self._collect()
+        self._count({name: len(part.action) for name, part in columns.items()})
+        return {name: self._batch(part) for name, part in columns.items()}
+
+    def _collect(self) -> dict[str, RolloutColumns]:
+        """Return the decisions of each module."""
+        assert self._collector is not None
+        return {DEFAULT_MODULE_ID: self._collector.collect(self._network)}
 
     def _batch(self, columns: RolloutColumns) -> Batch:
         """Name the columns as RLlib does."""
@@ -209,23 +218,20 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
         outputs = self.module._forward({Columns.OBS: observation})
         return outputs[Columns.ACTION_DIST_INPUTS], outputs[Columns.VF_PREDS]
 
-    def _count(self, num_steps: int) -> None:
+    def _count(self, num_rows: dict[str, int]) -> None:
+        """Log the steps sampled, in all and of each module."""
+        assert self._collector is not None
+        num_steps = self._collector.num_steps * self.env.num_envs
         self.num_env_steps_sampled_lifetime += num_steps
         log = self.metrics.log_value
-        for key, lifetime_key in (
-            ((NUM_ENV_STEPS_SAMPLED,), (NUM_ENV_STEPS_SAMPLED_LIFETIME,)),
-            (
-                (NUM_AGENT_STEPS_SAMPLED, DEFAULT_AGENT_ID),
-                (NUM_AGENT_STEPS_SAMPLED_LIFETIME, DEFAULT_AGENT_ID),
-            ),
-            (
-                (NUM_MODULE_STEPS_SAMPLED, DEFAULT_MODULE_ID),
-                (NUM_MODULE_STEPS_SAMPLED_LIFETIME, DEFAULT_MODULE_ID),
-            ),
-        ):
-            log(key, num_steps, reduce="sum")
-            log(lifetime_key, num_steps, reduce="lifetime_sum")
-        assert self._collector is not None
+        log(NUM_ENV_STEPS_SAMPLED, num_steps, reduce="sum")
+        log(NUM_ENV_STEPS_SAMPLED_LIFETIME, num_steps, reduce="lifetime_sum")
+        for name, count in num_rows.items():
+            agent = DEFAULT_AGENT_ID if name == DEFAULT_MODULE_ID else name
+            log((NUM_AGENT_STEPS_SAMPLED, agent), count, reduce="sum")
+            log((NUM_AGENT_STEPS_SAMPLED_LIFETIME, agent), count, reduce="lifetime_sum")
+            log((NUM_MODULE_STEPS_SAMPLED, name), count, reduce="sum")
+            log((NUM_MODULE_STEPS_SAMPLED_LIFETIME, name), count, reduce="lifetime_sum")
         log(NUM_EPISODES, len(self._collector.finished), reduce="sum")
         log(NUM_EPISODES_LIFETIME, len(self._collector.finished), reduce="lifetime_sum")
 
@@ -247,13 +253,12 @@ def concatenate(batches: list[Batch]) -> Batch:
     """Join the columns of several runners; those of a single one are not copied."""
     if len(batches) == 1:
         return batches[0]
-    first = batches[0]
-    return {
-        name: concatenate([batch[name] for batch in batches])
-        if isinstance(first[name], dict)
-        else np.concatenate([batch[name] for batch in batches])
-        for name in first
-    }
+    joined: Batch = {}
+    for name in dict.fromkeys(name for batch in batches for name in batch):
+        columns = [batch[name] for batch in batches if name in batch]
+        is_nested = isinstance(columns[0], dict)
+        joined[name] = concatenate(columns) if is_nested else np.concatenate(columns)
+    return joined
 
 
 def as_tensors(batch: Batch, device: torch.device | str) -> Batch:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from torch import Tensor
 
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.evaluation import Episodes, first_seeds
-from cloudsched.models.networks import QNetwork
+from cloudsched.models.networks import NetworkConfig, QNetwork
 from cloudsched.rl.policy import NetworkPolicy
 
 CHECKPOINT, STATE = "checkpoint", "state.json"
@@ -76,7 +75,7 @@ class TrainingRun:
     @property
     def network(self) -> Any:
         """The network that is being trained."""
-        return self.algorithm.get_module(DEFAULT_MODULE_ID).network
+        return self.algorithm.policy_network()
 
     def iterate(self) -> dict[str, Any]:
         """Run one iteration and return RLlib's result."""
@@ -113,8 +112,7 @@ class TrainingRun:
         part = self._folder / f".{CHECKPOINT}.{os.getpid()}.part"
         old = self._folder / f".{CHECKPOINT}.{os.getpid()}.old"
         try:
-            self.algorithm.save_to_path(str(part.absolute()))
-            (part / STATE).write_text(json.dumps(asdict(self.state)), "utf-8")
+            self.write_checkpoint(part)
             if target.exists():
                 os.replace(target, old)
             os.replace(part, target)
@@ -125,7 +123,56 @@ class TrainingRun:
     def restore(self) -> None:
         """Go on from the checkpoint."""
         target = self._folder / CHECKPOINT
-        if not (target / STATE).is_file():
+        if not self.has_checkpoint:
             raise ConfigError(f"--resume: no checkpoint in {str(target)!r}; leave --resume out.")
-        self.algorithm.restore_from_path(str(target.absolute()))
-        self.state = RunState(**json.loads((target / STATE).read_text("utf-8")))
+        self.read_checkpoint(target)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether `restore` has something to go on from."""
+        return (self._folder / CHECKPOINT / STATE).is_file()
+
+    def write_checkpoint(self, folder: Path) -> None:
+        """Write algorithm and state into a folder, not all at once as `save` does."""
+        self.algorithm.save_to_path(str(folder.absolute()))
+        (folder / STATE).write_text(json.dumps(asdict(self.state)), "utf-8")
+
+    def read_checkpoint(self, folder: Path) -> None:
+        """Take over what `write_checkpoint` wrote."""
+        self.algorithm.restore_from_path(str(folder.absolute()))
+        self.state = RunState(**json.loads((folder / STATE).read_text("utf-8")))
+
+
+def read_hyperparameters(path: Path) -> dict[str, Any]:
+    """Return what a search of `tune/` found best, as `apply_hyperparameters` takes it."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        return {part: dict(document.get(part, {})) for part in ("training", "network")}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"Cannot read hyper-parameters from {str(path)!r}: {error}. Expected a JSON file with "
+            "'training' and 'network', as `python -m tune.ppo_asha` writes it."
+        ) from error
+
+
+def apply_hyperparameters(config: Any, values: Mapping[str, Any]) -> None:
+    """Change settings of an algorithm's config.
+
+    Args:
+        values: `training` holds arguments of `config.training`, `network` fields of a
+            `NetworkConfig`; what a search found best has this form.
+    """
+    unknown = set(values) - {"training", "network"}
+    if unknown:
+        raise ConfigError(
+            f"Hyper-parameters for {sorted(unknown)[0]!r}: expected 'training' or 'network'."
+        )
+    try:
+        config.training(**values.get("training", {}))
+    except TypeError as error:
+        raise ConfigError(
+            f"Hyper-parameters do not fit {type(config).__name__}: {error}."
+        ) from error
+    settings = {**config.model_config.get("network", {}), **values.get("network", {})}
+    NetworkConfig.from_dict(settings)  # refuses unknown names
+    config.rl_module(model_config={**config.model_config, "network": settings})

@@ -2,8 +2,9 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from cloudsched.rl.algorithms.ppo import ClusterPPOConfig
+from cloudsched.rl.algorithms.columns import ColumnTraining
 
 FOLDER = Path(__file__).parents[2] / "rllib_configs"
 
@@ -14,6 +15,7 @@ def test_an_experiment_file_builds_a_valid_config_and_says_how_to_run_it(path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     config = module.build()
-    assert isinstance(config, ClusterPPOConfig)
+    assert isinstance(config, AlgorithmConfig)
+    assert issubclass(config.algo_class, ColumnTraining)
     config.validate()
     assert "Run: `" in module.__doc__

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from cloudsched.errors import ConfigError
 from cloudsched.models.masking import epsilon_greedy, log_probs, mask_logits
 from cloudsched.rl.algorithms.dqn import ClusterDQN, ClusterDQNConfig
 
@@ -21,7 +22,12 @@ def dqn_config(tiny_config):
     config.environment(env_config=tiny_config.env_config)
     config.env_runners(num_envs_per_env_runner=8)
     config.rl_module(model_config={"network": {"width": 16, "context_width": 16}})
-    config.training(train_batch_size_per_learner=256, minibatch_size=64, replay_capacity=2000)
+    config.training(
+        train_batch_size_per_learner=256,
+        minibatch_size=64,
+        replay_capacity=2000,
+        learning_starts=100,
+    )
     config.debugging(seed=0, log_level="ERROR")
     return config
 
@@ -60,3 +66,8 @@ def test_dqn_learns_with_two_remote_runners(dqn_config):
     memory = algorithm.learner_group._learner._memories["default_policy"]
     assert memory._columns["action"].shape == (16, 125)
     algorithm.stop()
+
+
+def test_an_unknown_clock_is_refused():
+    with pytest.raises(ConfigError, match="clock='second': expected one of tick, decision"):
+        ClusterDQNConfig().training(clock="second")

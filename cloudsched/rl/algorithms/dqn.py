@@ -6,28 +6,19 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
-from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
-from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
-from ray.rllib.utils.metrics import (
-    ENV_RUNNER_RESULTS,
-    ENV_RUNNER_SAMPLING_TIMER,
-    LEARNER_RESULTS,
-    LEARNER_UPDATE_TIMER,
-    NUM_ENV_STEPS_SAMPLED_LIFETIME,
-    SYNCH_WORKER_WEIGHTS_TIMER,
-    TIMERS,
-)
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from torch import Tensor
 
+from cloudsched.errors import ConfigError
 from cloudsched.models.rollout import Columns as RolloutColumns
-from cloudsched.rl.algorithms.ppo import ENV_ID
-from cloudsched.rl.learners.dqn import ReplayDQNLearner
+from cloudsched.rl.algorithms.columns import ENV_ID, ColumnTraining
+from cloudsched.rl.learners.dqn import ELAPSED_TICKS, ReplayDQNLearner
 from cloudsched.rl.modules.cluster import ClusterQModule
-from cloudsched.rl.runner import Batch, BatchedEnvRunner, concatenate
+from cloudsched.rl.runner import Batch, BatchedEnvRunner
+
+CLOCKS = ("tick", "decision")
 
 
 class ReplayEnvRunner(BatchedEnvRunner):
@@ -53,8 +44,8 @@ class ReplayEnvRunner(BatchedEnvRunner):
         self._epsilon.update(timestep=self.num_env_steps_sampled_lifetime)
         tables = {
             Columns.ACTIONS: columns.action,
-            Columns.REWARDS: columns.reward,
-            "elapsed_ticks": columns.elapsed,
+            Columns.REWARDS: columns.reward / (1.0 - self.config.gamma),
+            ELAPSED_TICKS: columns.elapsed,
             Columns.TRUNCATEDS: columns.is_cut,
         }
         return {
@@ -74,11 +65,14 @@ class ClusterDQNConfig(AlgorithmConfig):  # type: ignore[misc]
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ClusterDQN)
-        self.n_step = 8
+        self.n_step = 10
         self.replay_capacity = 200_000
-        self.updates_per_iteration = 8
-        self.target_tau = 0.01
-        self.epsilon: Any = [[0, 0.3], [300_000, 0.02]]
+        self.learning_starts = 10_000
+        self.updates_per_iteration = 4
+        self.target_tau = 0.02
+        self.epsilon: Any = [[0, 0.2], [100_000, 0.05]]
+        self.target_mask = True
+        self.clock = "tick"
         self.environment(ENV_ID)
         self.env_runners(
             env_runner_cls=ReplayEnvRunner,
@@ -88,11 +82,11 @@ class ClusterDQNConfig(AlgorithmConfig):  # type: ignore[misc]
             gym_env_vectorize_mode="vector_entry_point",
         )
         self.training(
-            gamma=0.99,
-            lr=5e-4,
-            train_batch_size_per_learner=1024,
-            minibatch_size=512,
-            grad_clip=5.0,
+            gamma=0.97,
+            lr=1e-3,
+            train_batch_size_per_learner=512,
+            minibatch_size=256,
+            grad_clip=10.0,
         )
         self.learners(num_learners=0)
 
@@ -101,28 +95,41 @@ class ClusterDQNConfig(AlgorithmConfig):  # type: ignore[misc]
         *,
         n_step: int = NotProvided,
         replay_capacity: int = NotProvided,
+        learning_starts: int = NotProvided,
         updates_per_iteration: int = NotProvided,
         target_tau: float = NotProvided,
         epsilon: float | list[list[float]] = NotProvided,
+        target_mask: bool = NotProvided,
+        clock: str = NotProvided,
         **kwargs: Any,
     ) -> ClusterDQNConfig:
         """Set hyper-parameters.
 
         Args:
-            n_step: decisions whose rewards are summed before the bootstrap.
+            n_step: ticks whose rewards are summed before the bootstrap.
             replay_capacity: decisions in memory, over all clusters.
+            learning_starts: decisions in memory before the first gradient step.
             updates_per_iteration: gradient steps after each rollout.
             target_tau: share of the way to the online network that the target goes at each step.
             epsilon: share of random actions, or a schedule `[[env steps, share], ...]`.
+            target_mask: whether the bootstrap only considers legal actions. False is wrong, and is
+                there to show what happens then (`python -m tune.dqn_ablation`).
+            clock: what `gamma` and `n_step` count: `tick`, or every `decision` as if it took time,
+                which is wrong too.
             kwargs: RLlib's.
         """
         super().training(**kwargs)
+        if clock is not NotProvided and clock not in CLOCKS:
+            raise ConfigError(f"clock={clock!r}: expected one of {', '.join(CLOCKS)}.")
         for name, value in (
             ("n_step", n_step),
             ("replay_capacity", replay_capacity),
+            ("learning_starts", learning_starts),
             ("updates_per_iteration", updates_per_iteration),
             ("target_tau", target_tau),
             ("epsilon", epsilon),
+            ("target_mask", target_mask),
+            ("clock", clock),
         ):
             if value is not NotProvided:
                 setattr(self, name, value)
@@ -137,42 +144,14 @@ class ClusterDQNConfig(AlgorithmConfig):  # type: ignore[misc]
         return ReplayDQNLearner
 
 
-class ClusterDQN(Algorithm):  # type: ignore[misc]
-    """Sample columns, learn from memory, send the weights back."""
+class ClusterDQN(ColumnTraining, Algorithm):  # type: ignore[misc]
+    """Adds columns to a memory, and learns from draws of it."""
 
     @classmethod
     def get_default_config(cls) -> ClusterDQNConfig:
         """Return the settings."""
         return ClusterDQNConfig()
 
-    def training_step(self) -> None:
-        """Run one iteration."""
-        config = self.config
-        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
-            batches, results = synchronous_parallel_sample(
-                worker_set=self.env_runner_group,
-                sample_timeout_s=config.sample_timeout_s,
-                concat=False,
-                _uses_new_env_runners=True,
-                _return_metrics=True,
-            )
-            if not batches:  # all runners failed; RLlib restarts them
-                return
-            self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
-            columns = SampleBatch(concatenate(batches))
-        sampled = self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME))
-        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
-            learner_results = self.learner_group.update(
-                batch=MultiAgentBatch(
-                    {DEFAULT_MODULE_ID: columns}, env_steps=columns[Columns.ACTIONS].size
-                ),
-                timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: sampled},
-                num_updates=config.updates_per_iteration,
-            )
-            self.metrics.aggregate(learner_results, key=LEARNER_RESULTS)
-        with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
-            self.env_runner_group.sync_weights(
-                from_worker_or_learner_group=self.learner_group,
-                policies=[DEFAULT_MODULE_ID],
-                inference_only=True,
-            )
+    def update_arguments(self) -> dict[str, Any]:
+        """Return the size of an update."""
+        return {"num_updates": self.config.updates_per_iteration}

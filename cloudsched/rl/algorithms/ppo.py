@@ -8,27 +8,16 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
-from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
-from ray.rllib.utils.metrics import (
-    ENV_RUNNER_RESULTS,
-    ENV_RUNNER_SAMPLING_TIMER,
-    LEARNER_RESULTS,
-    LEARNER_UPDATE_TIMER,
-    NUM_ENV_STEPS_SAMPLED_LIFETIME,
-    SYNCH_WORKER_WEIGHTS_TIMER,
-    TIMERS,
-)
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from cloudsched.errors import ConfigError
+from cloudsched.rl.algorithms.columns import ENV_ID, ColumnTraining
 from cloudsched.rl.learners.ppo import ColumnPPOLearner
 from cloudsched.rl.modules.cluster import ClusterModule
-from cloudsched.rl.runner import BatchedEnvRunner, concatenate
+from cloudsched.rl.runner import BatchedEnvRunner
 
-ENV_ID = "cloudsched/Cluster-v0"
 ADVANTAGE_SCALINGS = ("running", "batch", "none")
 
 
@@ -117,8 +106,8 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
         return ColumnPPOLearner
 
 
-class ClusterPPO(PPO):  # type: ignore[misc]
-    """Sample columns from the runners, learn, send the weights back."""
+class ClusterPPO(ColumnTraining, PPO):  # type: ignore[misc]
+    """RLlib's PPO on columns."""
 
     @classmethod
     def get_default_config(cls) -> ClusterPPOConfig:
@@ -129,44 +118,12 @@ class ClusterPPO(PPO):  # type: ignore[misc]
         """Build runners and learners, and hand out the weights to start from."""
         super().setup(config)
         if self.config.initial_weights is not None:
-            weights = _read_weights(self.config.initial_weights)
-            self.learner_group.foreach_learner(lambda learner: _load_weights(learner, weights))
-            self._sync_weights()
+            self.load_network(DEFAULT_MODULE_ID, _read_weights(self.config.initial_weights))
 
-    def training_step(self) -> None:
-        """Run one iteration."""
+    def update_arguments(self) -> dict[str, Any]:
+        """Return the sizes of an update."""
         config = self.config
-        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
-            batches, results = synchronous_parallel_sample(
-                worker_set=self.env_runner_group,
-                max_env_steps=config.total_train_batch_size,
-                sample_timeout_s=config.sample_timeout_s,
-                concat=False,
-                _uses_new_env_runners=True,
-                _return_metrics=True,
-            )
-            if not batches:  # all runners failed; RLlib restarts them
-                return
-            self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
-            columns = SampleBatch(concatenate(batches))
-        sampled = self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME))
-        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
-            learner_results = self.learner_group.update(
-                batch=MultiAgentBatch({DEFAULT_MODULE_ID: columns}, env_steps=len(columns)),
-                timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: sampled},
-                num_epochs=config.num_epochs,
-                minibatch_size=config.minibatch_size,
-            )
-            self.metrics.aggregate(learner_results, key=LEARNER_RESULTS)
-        with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
-            self._sync_weights()
-
-    def _sync_weights(self) -> None:
-        self.env_runner_group.sync_weights(
-            from_worker_or_learner_group=self.learner_group,
-            policies=[DEFAULT_MODULE_ID],
-            inference_only=True,
-        )
+        return {"num_epochs": config.num_epochs, "minibatch_size": config.minibatch_size}
 
 
 def _read_weights(path: str) -> dict[str, Tensor]:
@@ -175,7 +132,3 @@ def _read_weights(path: str) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"initial_weights={path!r}: cannot be read: {error}.") from error
     return weights
-
-
-def _load_weights(learner: ColumnPPOLearner, weights: dict[str, Tensor]) -> None:
-    learner.module[DEFAULT_MODULE_ID].unwrapped().network.load_state_dict(weights)

@@ -18,12 +18,14 @@ from cloudsched.models.losses import QLoss, double_q_target, q_loss
 from cloudsched.models.replay import ColumnReplay
 from cloudsched.rl.runner import Batch, as_tensors
 
-TARGET_STATE = "target_networks"
+TARGET_STATE, MEAN_REWARD_STATE = "target_networks", "mean_rewards"
+ELAPSED_TICKS, MASK = "elapsed_ticks", "action_mask"
 
 
 class ReplayDQNLearner(TorchLearner):  # type: ignore[misc]
     """Adds the columns of a `ReplayEnvRunner` to its memory, then draws minibatches from it.
 
+    Values are discounted sums of rewards less the mean reward of a tick in the first batch.
     Checkpoints hold the networks and the optimiser, not the memory, which fills again.
     """
 
@@ -35,6 +37,7 @@ class ReplayDQNLearner(TorchLearner):  # type: ignore[misc]
             for module_id in self.module.keys()  # noqa: SIM118 - a MultiRLModule is no dictionary
         }
         self._memories: dict[str, ColumnReplay] = {}
+        self._mean_rewards: dict[str, float] = {}
 
     def update(
         self,
@@ -53,7 +56,7 @@ class ReplayDQNLearner(TorchLearner):  # type: ignore[misc]
         self.before_gradient_based_update(timesteps=timesteps or {})
         self._weights_seq_no += 1
         for module_id, columns in data.batch.policy_batches.items():
-            self._remember(module_id, as_tensors(dict(columns), "cpu"))
+            self._remember(module_id, as_tensors(dict(columns), self._device))
             self._update_module(module_id, num_updates)
         self._log_steps_trained_metrics(data.batch)
         self.after_gradient_based_update(timesteps=timesteps or {})
@@ -63,13 +66,22 @@ class ReplayDQNLearner(TorchLearner):  # type: ignore[misc]
         config = self.config.get_config_for_module(module_id)
         if module_id not in self._memories:
             num_clusters = len(columns[Columns.ACTIONS])
-            capacity = math.ceil(config.replay_capacity / num_clusters)
-            self._memories[module_id] = ColumnReplay(capacity, self._device)
+            self._memories[module_id] = ColumnReplay(
+                math.ceil(config.replay_capacity / num_clusters),
+                num_ticks=config.n_step,
+                gamma=config.gamma,
+                device=self._device,
+            )
+        reward, elapsed = columns[Columns.REWARDS], columns[ELAPSED_TICKS]
+        if config.clock == "decision":
+            elapsed = torch.ones_like(elapsed)
+        # Without the mean, which no decision changes, values are small and differences count.
+        mean = self._mean_rewards.setdefault(module_id, (reward.sum() / elapsed.sum()).item())
         self._memories[module_id].add(
             columns[Columns.OBS],
             action=columns[Columns.ACTIONS],
-            reward=columns[Columns.REWARDS],
-            elapsed=columns["elapsed_ticks"],
+            reward=reward - mean * elapsed,
+            elapsed=elapsed,
             is_cut=columns[Columns.TRUNCATEDS],
         )
 
@@ -79,17 +91,20 @@ class ReplayDQNLearner(TorchLearner):  # type: ignore[misc]
         module, optimizer = self.module[module_id], self.get_optimizer(module_id)
         network = module.unwrapped().network
         parameters = list(network.parameters())
-        if memory.size <= config.n_step:
+        if memory.num_known < max(config.learning_starts, 1):
             return
         terms: list[Tensor] = []
         for _ in range(num_updates):
-            rows = memory.sample(config.minibatch_size, num_steps=config.n_step, gamma=config.gamma)
+            rows = memory.sample(config.minibatch_size)
+            following = rows.next_observation
+            if not config.target_mask:
+                following = {**following, MASK: torch.ones_like(following[MASK])}
             with torch.no_grad():
                 target_B = double_q_target(
                     reward_B=rows.n_step_reward,
                     discount_B=rows.discount,
-                    online_next_BA=network(rows.next_observation)[0],
-                    target_next_BA=target(rows.next_observation)[0],
+                    online_next_BA=network(following)[0],
+                    target_next_BA=target(following)[0],
                 )
             output = module.forward_train({Columns.OBS: rows.observation})
             loss = q_loss(
@@ -121,11 +136,12 @@ class ReplayDQNLearner(TorchLearner):  # type: ignore[misc]
             module_id: {name: array.cpu().numpy() for name, array in target.state_dict().items()}
             for module_id, target in self._targets.items()
         }
-        return {**state, TARGET_STATE: targets}
+        return {**state, TARGET_STATE: targets, MEAN_REWARD_STATE: dict(self._mean_rewards)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` gave."""
         super().set_state(state)
+        self._mean_rewards = dict(state.get(MEAN_REWARD_STATE, self._mean_rewards))
         for module_id, arrays in state.get(TARGET_STATE, {}).items():
             weights = {name: torch.as_tensor(array) for name, array in arrays.items()}
             self._targets[module_id].load_state_dict(weights)

@@ -1,0 +1,181 @@
+"""A supervisor that chooses between a power-minded and an SLA-minded sub-agent: three modules."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from gymnasium.spaces import Discrete
+from ray.rllib.algorithms.algorithm_config import NotProvided
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from torch import Tensor, nn
+
+from cloudsched.envs.scenario import Scenario
+from cloudsched.errors import ConfigError
+from cloudsched.heuristics.catalog import make_heuristic
+from cloudsched.models.cloning import CloningConfig, CloningRound, clone
+from cloudsched.models.hierarchy import (
+    MODULES,
+    POWER,
+    SLA,
+    SUB_AGENTS,
+    SUPERVISOR,
+    HierarchyNetwork,
+)
+from cloudsched.models.hierarchy_rollout import HierarchyCollector
+from cloudsched.models.networks import NetworkConfig, ObservationSizes, build_network
+from cloudsched.models.rollout import Columns as RolloutColumns
+from cloudsched.models.rollout import training_seeds
+from cloudsched.rl.algorithms.ppo import ClusterPPO, ClusterPPOConfig
+from cloudsched.rl.modules.cluster import NETWORK, ClusterModule
+from cloudsched.rl.modules.supervisor import SupervisorModule
+from cloudsched.rl.runner import BatchedEnvRunner
+
+logger = logging.getLogger(__name__)
+
+
+class HierarchyEnvRunner(BatchedEnvRunner):
+    """Samples with all three modules and returns what each one learns from."""
+
+    def _make_collector(self, **arguments: Any) -> HierarchyCollector:
+        return HierarchyCollector(self.env, sla_weights=self.config.sla_weights, **arguments)
+
+    def make_module(self) -> None:
+        """Build the modules; their weights come from the learners before the first sample."""
+        spec = self.config.get_multi_rl_module_spec(spaces=self.get_spaces(), inference_only=True)
+        self.module = spec.build()
+        self.module.foreach_module(lambda _, module: module.to(self._device))
+
+    def get_spaces(self) -> dict[str, Any]:
+        """Return the spaces of the environment and of each module, as RLlib names them."""
+        spaces = dict(super().get_spaces())
+        if self.env is not None:
+            observation = self.env.single_observation_space
+            spaces |= {name: (observation, self.env.single_action_space) for name in SUB_AGENTS}
+            spaces[SUPERVISOR] = (observation, Discrete(len(SUB_AGENTS)))
+        return spaces
+
+    def _collect(self) -> dict[str, RolloutColumns]:
+        assert isinstance(self._collector, HierarchyCollector)
+        columns = self._collector.collect_all({name: self._forward(name) for name in MODULES})
+        return {name: part for name, part in columns.items() if len(part.action)}
+
+    def _forward(self, name: str) -> Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]:
+        def forward(observation: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            assert self.module is not None
+            outputs = self.module[name]._forward({Columns.OBS: observation})
+            return outputs[Columns.ACTION_DIST_INPUTS], outputs[Columns.VF_PREDS]
+
+        return forward
+
+
+class HierarchicalConfig(ClusterPPOConfig):
+    """Settings of `Hierarchical`: those of PPO, for all three modules.
+
+    `algorithm_config_overrides_per_module` of RLlib's `multi_agent()` sets modules apart.
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or Hierarchical)
+        self.sla_weights = {POWER: 0.5, SLA: 4.0}
+        self.teachers: dict[str, str] = {}
+        self.cloning_rounds = 15
+        self.env_runners(env_runner_cls=HierarchyEnvRunner)
+        self.multi_agent(policies=set(MODULES), policy_mapping_fn=_same_name)
+        self.rl_module(
+            rl_module_spec=MultiRLModuleSpec(
+                rl_module_specs={
+                    SUPERVISOR: RLModuleSpec(module_class=SupervisorModule),
+                    **{name: RLModuleSpec(module_class=ClusterModule) for name in SUB_AGENTS},
+                }
+            )
+        )
+
+    def training(  # type: ignore[override]
+        self,
+        *,
+        sla_weights: dict[str, float] = NotProvided,
+        teachers: dict[str, str] = NotProvided,
+        cloning_rounds: int = NotProvided,
+        **kwargs: Any,
+    ) -> HierarchicalConfig:
+        """Set hyper-parameters.
+
+        Args:
+            sla_weights: what SLA violations cost the sub-agents, times their price in the reward.
+            teachers: heuristics that the sub-agents are cloned from before they learn, by
+                sub-agent; one without a teacher starts from scratch.
+            cloning_rounds: rollouts of 8,192 decisions that a clone learns from.
+            kwargs: PPO's, but `initial_weights`.
+        """
+        if kwargs.get("initial_weights", NotProvided) not in (None, NotProvided):
+            raise ConfigError("initial_weights: a hierarchy starts from `teachers` instead.")
+        super().training(**kwargs)
+        names = " and ".join(map(repr, SUB_AGENTS))
+        if sla_weights is not NotProvided:
+            if set(sla_weights) != set(SUB_AGENTS):
+                raise ConfigError(
+                    f"sla_weights={sla_weights!r}: expected a number for each of {names}."
+                )
+            self.sla_weights = dict(sla_weights)
+        if teachers is not NotProvided:
+            if not set(teachers) <= set(SUB_AGENTS):
+                raise ConfigError(f"teachers={teachers!r}: expected heuristics for {names}.")
+            self.teachers = dict(teachers)
+        if cloning_rounds is not NotProvided:
+            self.cloning_rounds = cloning_rounds
+        return self
+
+
+class Hierarchical(ClusterPPO):
+    """Multi-agent PPO; the three modules learn from what they did themselves."""
+
+    @classmethod
+    def get_default_config(cls) -> HierarchicalConfig:
+        """Return the settings."""
+        return HierarchicalConfig()
+
+    def training_step(self) -> None:
+        """Run one iteration; the first one of a run clones the teachers before."""
+        if self.iteration == 0:
+            for name, teacher in self.config.teachers.items():
+                self.load_network(name, self._clone(name, teacher))
+        super().training_step()
+
+    def _clone(self, name: str, teacher: str) -> dict[str, Tensor]:
+        """Return the weights of a network that decides as a heuristic does."""
+        config = self.config
+        scenario = Scenario.from_dict(dict(config.env_config))
+        settings = NetworkConfig.from_dict(config.model_config.get(NETWORK, {}))
+        network = build_network(ObservationSizes.of(scenario.config), settings)
+        done: list[CloningRound] = []
+
+        def report(one: CloningRound) -> None:
+            done.append(one)
+            if len(done) % 5 == 0 or len(done) == config.cloning_rounds:
+                logger.info(
+                    "round %d of %d: %r agrees with %s in %.1f %% of decisions",
+                    *(len(done), config.cloning_rounds, name, teacher, 100 * one.agreement),
+                )
+
+        clone(
+            network,
+            make_heuristic(teacher, scenario.config),
+            scenario,
+            training_seeds(64, config.seed),
+            CloningConfig(num_rounds=config.cloning_rounds, gamma=config.gamma),
+            report,
+        )
+        return dict(network.state_dict())
+
+    def policy_network(self) -> nn.Module:
+        """Return the three networks as one."""
+        return HierarchyNetwork({name: self.get_module(name).network for name in MODULES})
+
+
+def _same_name(agent_id: str, *_: Any, **__: Any) -> str:
+    """Map each agent to the module of its name."""
+    return agent_id

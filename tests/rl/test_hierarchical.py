@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+import torch
+
+from cloudsched.bundle import Bundle, load_bundle, save_bundle
+from cloudsched.commands.policies import make_policy
+from cloudsched.envs.scenario import Scenario
+from cloudsched.errors import BundleError, ConfigError
+from cloudsched.evaluation import evaluate
+from cloudsched.models.hierarchy import MODULES, SUB_AGENTS
+from cloudsched.rl.algorithms.hierarchical import HierarchicalConfig
+from cloudsched.rl.training import TrainingRun
+
+
+@pytest.fixture
+def hierarchical_config(tiny_config):
+    config = HierarchicalConfig()
+    config.environment(env_config=tiny_config.env_config)
+    config.env_runners(num_envs_per_env_runner=8)
+    config.rl_module(model_config=tiny_config.model_config)
+    config.training(train_batch_size_per_learner=256, minibatch_size=64, num_epochs=1)
+    config.debugging(seed=0, log_level="ERROR")
+    return config
+
+
+def training_run(config, folder):
+    def keep(weights, _):
+        save_bundle(Bundle.of_run(run, weights), folder / "bundle")
+
+    run = TrainingRun(config.build_algo(), folder, num_seeds=2, keep=keep)
+    return run
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_three_modules_learn_are_restored_and_end_in_one_bundle(hierarchical_config, tmp_path):
+    hierarchical_config.training(
+        teachers={"power": "power_aware", "sla": "best_fit"}, cloning_rounds=1
+    )
+    run = training_run(hierarchical_config, tmp_path)
+    before = {k: v.clone() for k, v in run.network.state_dict().items()}
+    result = run.iterate()
+    assert result["env_runners"]["num_env_steps_sampled_lifetime"] == 256
+    after = run.network.state_dict()
+    for name in MODULES:
+        assert np.isfinite(result["learners"][name]["total_loss"])
+        assert result["env_runners"]["num_module_steps_sampled_lifetime"][name] > 0
+        assert any((before[k] != after[k]).any() for k in before if k.startswith(f"{name}."))
+    run.evaluate()
+    run.save()
+
+    again = training_run(hierarchical_config, tmp_path)
+    again.restore()
+    for name, tensor in again.network.state_dict().items():
+        torch.testing.assert_close(tensor, after[name])
+    assert again.iterate()["env_runners"]["num_env_steps_sampled_lifetime"] == 512
+    for each in (run, again):
+        each.algorithm.stop()
+
+    cluster, path = run.scenario.config, str(tmp_path / "bundle")
+    loaded = load_bundle(tmp_path / "bundle")
+    for name, tensor in loaded.weights.items():
+        torch.testing.assert_close(tensor, after[name])
+    scenario = Scenario.from_dict(dict(hierarchical_config.env_config))
+    for suffix in ("", *(f"#{name}" for name in SUB_AGENTS)):
+        metrics = evaluate(make_policy(path + suffix, cluster), scenario, range(2)).metrics
+        assert (metrics["illegal"] == 0).all()
+    with pytest.raises(BundleError, match="no part 'supervisor'"):
+        make_policy(path + "#supervisor", cluster)
+    with pytest.raises(BundleError, match="it has no parts"):
+        loaded.part("power").part("power")
+
+
+def test_settings_of_sub_agents_name_sub_agents():
+    with pytest.raises(ConfigError, match="expected a number for each of 'power' and 'sla'"):
+        HierarchicalConfig().training(sla_weights={"power": 1.0})
+    with pytest.raises(ConfigError, match="expected heuristics for 'power' and 'sla'"):
+        HierarchicalConfig().training(teachers={"supervisor": "rr"})
+    with pytest.raises(ConfigError, match="starts from `teachers`"):
+        HierarchicalConfig().training(initial_weights="weights.safetensors")
