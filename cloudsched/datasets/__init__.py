@@ -1,0 +1,1 @@
+"""Logged decisions as Parquet files with a manifest: written, checked, and read back."""

@@ -1,0 +1,239 @@
+"""From logged decisions to what learners take in: a decision, what its tick brought, what followed.
+
+Placements and toggles take no time, so a decision is judged where time has passed: at the first
+decision of a later tick. All decisions of a tick share that bootstrap, which keeps errors from
+piling up along the free decisions in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from cloudsched.config import ClusterConfig, Settings
+from cloudsched.datasets.manifest import Manifest, open_part
+from cloudsched.datasets.schema import OBSERVATION, Arrays, to_arrays
+from cloudsched.envs.observation import columns
+from cloudsched.sim.fleet import build_fleet
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
+
+FloatArray = NDArray[np.float32]
+
+NEXT = "next_"
+COLUMNS = (
+    *OBSERVATION,
+    *(NEXT + name for name in OBSERVATION),
+    "action",
+    "reward",
+    "cost",
+    "discount",
+)
+"""Columns of a batch of transitions; `reward` and `cost` are discounted sums over its ticks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitionConfig(Settings):
+    """How decisions become transitions."""
+
+    gamma: float = 0.99
+    """Discount of a tick."""
+    num_ticks: int = 1
+    """Ticks after which the rest is bootstrapped."""
+    reward: str = "excess"
+    """`power`: the share of the fleet's full power that a tick drew, negative. `excess`: the same
+    without the share of its CPU that was in use. Work has to be done sooner or later, so in the
+    long run both rank policies alike; but discounting rewards those who put work off, and only
+    `excess` does not pay them. Requests to sleep cost what they do in the environment's reward.
+    Violations are in the cost alone."""
+
+    def __post_init__(self) -> None:
+        self._number("gamma", low=0.0, high=1.0)
+        self._integer("num_ticks", low=1, high=10_000)
+        self._choice("reward", ("excess", "power"))
+
+
+class TransitionReader:
+    """Reads row groups as shuffled transitions.
+
+    Costs are divided by the jobs that arrive in a tick. Costs and rewards are multiplied by
+    `1 - gamma`, so that values read as a share of full power and as a violation rate.
+
+    Args:
+        folder: of the dataset.
+        seed: of the order within row groups.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, config: TransitionConfig, *, seed: int
+    ) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._config = config
+        self._seed = seed
+
+    def pieces(self) -> list[dict[str, Any]]:
+        """Return every row group, as rows for Ray Data, in an order drawn from the seed."""
+        found = []
+        for name in self._manifest.files:
+            with open_part(self._folder, name, self._manifest) as file:
+                found += [{"file": name, "group": group} for group in range(file.num_row_groups)]
+        order = np.random.default_rng(self._seed).permutation(len(found))
+        return [found[i] for i in order]
+
+    def dataset(self) -> Dataset:
+        """Return the transitions as a Ray Data dataset that streams from disk."""
+        import ray
+
+        pieces = self.pieces()
+        return ray.data.from_items(pieces, override_num_blocks=len(pieces)).map_batches(
+            self.read_batch, batch_size=None, zero_copy_batch=True
+        )
+
+    def read_batch(self, piece: dict[str, NDArray[Any]]) -> Arrays:
+        """Read the row groups of a batch of pieces."""
+        parts = [
+            self.read(str(name), int(group))
+            for name, group in zip(piece["file"], piece["group"], strict=True)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+
+    def read(self, name: str, group: int) -> Arrays:
+        """Return the transitions of one row group that have all they need in it, shuffled."""
+        with open_part(self._folder, name, self._manifest) as file:
+            rows = to_arrays(file.read_row_group(group))
+        config = self._manifest.scenario.config
+        scale = 1.0 - self._config.gamma
+        reward = scale * power_reward(rows, config, is_excess=self._config.reward == "excess")
+        cost = scale * rows["cost"] / np.float32(self._manifest.arrivals_per_tick)
+        transitions = Transitions.of(rows, reward, cost.astype(np.float32), self._config)
+        number = int(name.split("-")[1].split(".")[0])
+        generator = np.random.default_rng([self._seed, number, group])
+        chosen = generator.permutation(transitions.usable)
+        following = transitions.next_row[chosen]
+        batch = {part: rows[part][chosen] for part in OBSERVATION}
+        # Where nothing follows, the row itself stands in; its discount is zero.
+        batch |= {NEXT + part: rows[part][following] for part in OBSERVATION}
+        batch["action"] = rows["action"][chosen].astype(np.int64)
+        batch["reward"] = transitions.reward[chosen]
+        batch["cost"] = transitions.cost[chosen]
+        batch["discount"] = transitions.discount[chosen]
+        return batch
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """What followed each of B rows."""
+
+    next_row: NDArray[np.int64]
+    """(B,) the row to bootstrap from; the row itself where the episode terminated before."""
+    reward: FloatArray
+    """(B,) discounted sum until then."""
+    cost: FloatArray
+    discount: FloatArray
+    """(B,) gamma ** ticks until then, zero where the episode terminated before."""
+    usable: NDArray[np.int64]
+    """Rows whose ticks lie wholly among the B."""
+
+    @classmethod
+    def of(
+        cls, rows: Arrays, reward: FloatArray, cost: FloatArray, config: TransitionConfig
+    ) -> Transitions:
+        """Work out the transitions of rows in the order of the contract."""
+        count = len(rows["action"])
+        next_row = np.zeros(count, np.int64)
+        sums = np.zeros((3, count), np.float32)
+        look_ahead(
+            rows["episode"],
+            rows["step"],
+            rows["elapsed_ticks"],
+            np.asarray(rows["terminated"], np.bool_),
+            reward,
+            cost,
+            config.num_ticks,
+            config.gamma,
+            next_row,
+            sums,
+        )
+        usable = (next_row >= 0).nonzero()[0]
+        return cls(next_row, sums[0], sums[1], sums[2], usable)
+
+
+def power_reward(rows: Arrays, config: ClusterConfig, *, is_excess: bool) -> FloatArray:
+    """Return (B,) what each decision drew, as a share of full power, and paid for toggles.
+
+    Args:
+        is_excess: whether the share of CPU in use is taken off.
+    """
+    fleet = build_fleet(config.fleet)
+    action, servers = rows["action"], rows["servers"]
+    num_pairs = config.visible_jobs * config.num_servers
+    reward = -rows["power_w"] / np.float32(fleet.max_w.sum())
+    if is_excess:
+        # The observation of the decision that ends a tick is what the tick drew power for.
+        capacity = servers[0, :, config.num_resources].sum() if len(servers) else np.float32(1.0)
+        in_use = 1.0 - servers[:, :, 0].sum(axis=1) / capacity
+        reward += in_use * (rows["elapsed_ticks"] > 0)
+    toggled = ((action >= num_pairs) & (action < config.num_actions - 1)).nonzero()[0]
+    is_active = columns(config.num_resources).is_active
+    sleeps = servers[toggled, action[toggled] - num_pairs, is_active]
+    if config.reward.alpha > 0.0:
+        price = config.reward.toggle_penalty * 15.0 / config.num_servers / config.reward.alpha
+        reward[toggled] -= np.float32(price) * sleeps
+    return reward.astype(np.float32, copy=False)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def look_ahead(
+    episode: NDArray[np.int64],
+    step: NDArray[np.int32],
+    elapsed: NDArray[np.int32],
+    terminated: NDArray[np.bool_],
+    reward: FloatArray,
+    cost: FloatArray,
+    num_ticks: int,
+    gamma: float,
+    out_next_row: NDArray[np.int64],
+    out_sums: FloatArray,
+) -> None:
+    """Write, for every row, what happened until `num_ticks` tick ends lie behind it.
+
+    Args:
+        out_next_row: (B,) first row after that; the row itself where the episode terminated before;
+            -1 where the rows break off before. Overwritten.
+        out_sums: (3, B) discounted reward, discounted cost, remaining discount. Overwritten.
+    """
+    count = len(episode)
+    for i in range(count):
+        total_reward = 0.0
+        total_cost = 0.0
+        discount = 1.0
+        ticks = 0
+        k = i
+        out_next_row[i] = -1
+        while True:
+            total_reward += discount * reward[k]
+            total_cost += discount * cost[k]
+            ticks += elapsed[k]
+            discount *= gamma ** elapsed[k]
+            if terminated[k]:
+                out_next_row[i] = i
+                discount = 0.0
+                break
+            k += 1
+            if k == count or episode[k] != episode[i] or step[k] != step[k - 1] + 1:
+                break
+            if ticks >= num_ticks:
+                out_next_row[i] = k
+                break
+        out_sums[0, i] = total_reward
+        out_sums[1, i] = total_cost
+        out_sums[2, i] = discount

@@ -1,0 +1,349 @@
+"""Constrained learning from logged decisions: least power, with violations below a limit.
+
+A fitted Q iteration with two heads. `Q_r` is power, `Q_c` is the violation rate, and both are split
+into a value and an advantage: the value is fitted to the double-Q target, the advantage to what is
+left of it. What the arrivals of the tick did to the target is predicted from the arrivals alone and
+taken out first: they are the same whatever was decided, so this is less noise and no bias. The
+policy maximises `Q_r - lambda * Q_c` near a prior that imitates the data, so it does nothing that
+nobody tried.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cloudsched.config import Settings
+from cloudsched.models.heads import Heads, build_heads
+from cloudsched.models.lagrange import LagrangeConfig, LagrangeMultiplier
+from cloudsched.models.masking import log_prob, log_probs
+from cloudsched.models.networks import NetworkConfig, ObservationSizes
+
+NEXT, NEXT_ACTION = "next_", "next_action"
+OBSERVATION = ("servers", "jobs", "context", "action_mask")
+POWER_SCALE = 0.1  # of full power; brings values of reward to order one
+RATE_SCALE = 0.05  # of jobs; brings values of cost to order one
+LUCK_WIDTH = 64
+ADVANTAGE_WEIGHT = 0.1
+NOISE_RATE = 0.02  # of the running means of squared targets
+
+
+MeanOfWorkers = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstrainedConfig(Settings):
+    """How a policy is learned from logs."""
+
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """The network of the policy; its heads share all but the last layer."""
+    constraint: LagrangeConfig = field(default_factory=LagrangeConfig)
+    """The limit of the violation rate, and how its price is found."""
+    gamma: float = 0.97
+    """Discount of a tick."""
+    num_ticks: int = 5
+    """Ticks until a decision's outcome is bootstrapped."""
+    temperature: float = 0.03
+    """Price of leaving the data: ticks of full power that one nat of divergence is worth."""
+    pessimism: float = 0.1
+    """Weight of CQL on the cost head: actions that the data lacks look costlier."""
+    learning_rate: float = 1e-3
+    """Adam's learning rate at the start; it falls to a tenth along a cosine."""
+    batch_size: int = 1024
+    """Transitions of a gradient step, over all workers."""
+    target_rate: float = 0.05
+    """Share of the target network that is replaced by the online one at each step."""
+    gradient_clip: float = 5.0
+    """Largest norm of the gradient."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.network, NetworkConfig):
+            object.__setattr__(self, "network", NetworkConfig.from_dict(self.network))
+        self._number("gamma", low=0.0, high=0.99999)
+        for name in ("num_ticks", "batch_size"):
+            self._integer(name, low=1)
+        for name in ("temperature", "learning_rate", "gradient_clip"):
+            self._number(name, low=0.0, exclusive=True)
+        self._number("pessimism", low=0.0)
+        self._number("target_rate", low=0.0, high=1.0, exclusive=True)
+
+    @property
+    def nat(self) -> float:
+        """What one nat of divergence is worth, on the scale of values."""
+        return self.temperature * (1.0 - self.gamma)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstrainedLoss:
+    """The loss and what it was made from; scalars but for `noise_4`."""
+
+    total: Tensor
+    prior: Tensor
+    """Cross-entropy with the data, in nats."""
+    value_reward: Tensor
+    value_cost: Tensor
+    advantage_reward: Tensor
+    advantage_cost: Tensor
+    luck: Tensor
+    pessimism: Tensor
+    """By how much the data's own cost lies above the soft minimum over all legal actions."""
+    estimated_excess: Tensor
+    """Share of full power that the policy draws beyond its use of CPU, on the data's states."""
+    estimated_cost: Tensor
+    """Violation rate of the policy, on the states of the data."""
+    noise_4: Tensor
+    """(4,) mean squares of the targets of luck and of advantages."""
+
+
+def constrained_target(
+    *, reward_B2: Tensor, discount_B: Tensor, next_action_B: Tensor, target_next: Heads
+) -> tuple[Tensor, Tensor]:
+    """Return targets (B, 2) of reward and cost, and the next values in them.
+
+    Args:
+        discount_B: zero where the episode terminated.
+        next_action_B: what follows, legal. Chosen by the online network, this is double Q.
+    """
+    best_B1 = next_action_B.unsqueeze(1)
+    gain_B2 = torch.cat(
+        [target_next.reward_BA.gather(1, best_B1), target_next.cost_BA.gather(1, best_B1)], dim=1
+    )
+    next_B2 = target_next.value_B2 + gain_B2
+    return reward_B2 + discount_B.unsqueeze(1) * next_B2, next_B2
+
+
+def cost_pessimism(cost_BA: Tensor, mask_BA: Tensor, action_B: Tensor, scale: float) -> Tensor:
+    """Return CQL's penalty for costs: the data's own minus the soft minimum of the legal ones."""
+    legal_BA = (-cost_BA / scale).masked_fill(mask_BA == 0, torch.finfo(cost_BA.dtype).min)
+    own_B = cost_BA.gather(1, action_B.unsqueeze(1)).squeeze(1) / scale
+    return (own_B + legal_BA.logsumexp(dim=1)).mean()
+
+
+class ConstrainedModel(nn.Module):
+    """Everything with weights: heads, their slow copy, and the predictor of luck."""
+
+    scale_2: Tensor
+    noise_4: Tensor
+    noise_weight: Tensor
+
+    def __init__(self, sizes: ObservationSizes, config: ConstrainedConfig) -> None:
+        super().__init__()
+        self.heads = build_heads(sizes, config.network)
+        self.target = copy.deepcopy(self.heads).requires_grad_(False)
+        # Jobs and work arriving a tick, over three horizons: see `cloudsched.envs.observation`.
+        self._arrivals = slice(sizes.num_resources + 1, sizes.num_resources + 7)
+        self.luck = nn.Sequential(
+            nn.Linear(sizes.context_features + 6, LUCK_WIDTH),
+            nn.ReLU(),
+            nn.Linear(LUCK_WIDTH, LUCK_WIDTH),
+            nn.ReLU(),
+            nn.Linear(LUCK_WIDTH, 2),
+        )
+        self.register_buffer("scale_2", torch.tensor([POWER_SCALE, RATE_SCALE]))
+        # How loud the targets of luck (2) and of advantages (2) are: a running mean and its weight.
+        self.register_buffer("noise_4", torch.zeros(4))
+        self.register_buffer("noise_weight", torch.zeros(()))
+
+    def forward(
+        self, batch: Mapping[str, Tensor], price: Tensor, config: ConstrainedConfig
+    ) -> ConstrainedLoss:
+        """Return the loss of a batch of transitions (`cloudsched.datasets.transitions`)."""
+        mask_BA, action_B = batch["action_mask"], batch["action"]
+        heads = self._heads(self.heads, {k: batch[k] for k in OBSERVATION}, config)
+        following = {name: batch[NEXT + name] for name in OBSERVATION}
+        with torch.no_grad():
+            if NEXT_ACTION in batch:  # a given policy is evaluated
+                next_action_B = batch[NEXT_ACTION]
+            else:
+                online = self._heads(self.heads, following, config)
+                next_action_B = online.score(price=price, temperature=config.nat).argmax(dim=1)
+            reward_B2 = torch.stack([batch["reward"], batch["cost"]], dim=1)
+            target_B2, next_B2 = constrained_target(
+                reward_B2=reward_B2,
+                discount_B=batch["discount"],
+                next_action_B=next_action_B,
+                target_next=self._heads(self.target, following, config),
+            )
+        value_error_B2 = (heads.value_B2 - target_B2) / self.scale_2
+        value_2 = nn.functional.smooth_l1_loss(
+            value_error_B2, torch.zeros_like(value_error_B2), reduction="none"
+        ).mean(dim=0)
+        surprise_B2 = -value_error_B2.detach()
+        exogenous = torch.cat([batch["context"], following["context"][:, self._arrivals]], dim=1)
+        luck_B2 = self.luck(exogenous)
+        luck_2 = (luck_B2 - surprise_B2).square().mean(dim=0)
+        taken_B1 = action_B.unsqueeze(1)
+        own_B2 = torch.cat(
+            [heads.reward_BA.gather(1, taken_B1), heads.cost_BA.gather(1, taken_B1)], dim=1
+        )
+        left_B2 = surprise_B2 - luck_B2.detach()
+        advantage_2 = (own_B2 / self.scale_2 - left_B2).square().mean(dim=0)
+        # Each in units of its own noise, or the loudest term would own the shared layers.
+        heard_4 = (self.noise_4 / self.noise_weight.clamp(min=1e-8)).clamp(min=1e-6)
+        unit_4 = torch.where(self.noise_weight > 0.0, heard_4, torch.ones_like(heard_4))
+        prior = -log_prob(log_probs(heads.prior_BA), action_B).mean()
+        gap = cost_pessimism(heads.cost_BA, mask_BA, action_B, config.nat)
+        # In the units of the squared error beside it: a shift of `pessimism` nats where the policy
+        # takes an action twice as often as the data does.
+        curvature = 2.0 * (config.nat / RATE_SCALE) ** 2 / unit_4[3]
+        total = (
+            prior
+            + value_2.sum()
+            + (luck_2 / unit_4[:2]).sum()
+            # Mostly noise, which must not drown what the prior teaches the shared layers; the
+            # heads themselves learn as fast, whatever the weight: Adam sees to that.
+            + ADVANTAGE_WEIGHT
+            * ((advantage_2 / unit_4[2:]).sum() + config.pessimism * curvature * gap)
+        )
+        return ConstrainedLoss(
+            total=total,
+            prior=prior.detach(),
+            value_reward=value_2[0].detach(),
+            value_cost=value_2[1].detach(),
+            advantage_reward=advantage_2[0].detach(),
+            advantage_cost=advantage_2[1].detach(),
+            luck=(luck_2 / unit_4[:2]).mean().detach(),
+            pessimism=gap.detach(),
+            estimated_excess=-next_B2[:, 0].mean(),
+            estimated_cost=next_B2[:, 1].mean(),
+            noise_4=torch.cat([surprise_B2.square().mean(dim=0), left_B2.square().mean(dim=0)]),
+        )
+
+    def hear(self, noise_4: Tensor) -> None:
+        """Take in how loud a batch's targets were; the next batch is weighed with it."""
+        self.noise_4.lerp_(noise_4, NOISE_RATE)
+        self.noise_weight.lerp_(torch.ones_like(self.noise_weight), NOISE_RATE)
+
+    def values(
+        self, observation: Mapping[str, Tensor], action_B: Tensor, config: ConstrainedConfig
+    ) -> Tensor:
+        """Return (B, 2) values of reward and cost of taking the actions, then the policy's own."""
+        heads = self._heads(self.heads, observation, config)
+        taken_B1 = action_B.unsqueeze(1)
+        gain = [heads.reward_BA.gather(1, taken_B1), heads.cost_BA.gather(1, taken_B1)]
+        return heads.value_B2 + torch.cat(gain, dim=1)
+
+    def start_at(self, power_share: float, violation_rate: float) -> None:
+        """Begin with the means of the data as the value of everything."""
+        means_2 = torch.tensor([-power_share, violation_rate]) / self.scale_2.cpu()
+        for network in (self.heads, self.target):
+            last = network.critic[-1]
+            assert isinstance(last, nn.Linear)
+            with torch.no_grad():
+                last.bias.copy_(means_2)
+
+    def update_target(self, rate: float) -> None:
+        """Move the slow copy towards the online heads."""
+        with torch.no_grad():
+            online: list[Tensor] = list(self.heads.parameters())
+            slow: list[Tensor] = list(self.target.parameters())
+            torch._foreach_lerp_(slow, online, rate)
+
+    def policy_weights(self, price: float, config: ConstrainedConfig) -> dict[str, Tensor]:
+        """Return the weights of an ordinary network that decides as the learned policy does."""
+        unit = (1.0 - config.gamma) / config.nat
+        weights = [1.0, POWER_SCALE * unit, -price * RATE_SCALE * unit]
+        return self.heads.combined(torch.tensor(weights))
+
+    def cloned_weights(self) -> dict[str, Tensor]:
+        """Return the weights of an ordinary network that imitates the data."""
+        return self.heads.combined(torch.tensor([1.0, 0.0, 0.0]))
+
+    def _heads(
+        self, network: nn.Module, observation: Mapping[str, Tensor], config: ConstrainedConfig
+    ) -> Heads:
+        """Return what a network says, on the scale of values; its outputs are of order one."""
+        raw = network(observation)
+        unit = 1.0 - config.gamma  # of advantages: what one tick can change
+        return Heads(
+            prior_BA=raw.prior_BA,
+            reward_BA=raw.reward_BA * (POWER_SCALE * unit),
+            cost_BA=raw.cost_BA * (RATE_SCALE * unit),
+            value_B2=raw.value_B2 * self.scale_2,
+        )
+
+
+class ConstrainedLearner:
+    """Takes gradient steps on batches of transitions, and moves the price of the constraint.
+
+    Args:
+        model: may be wrapped for distributed training; `module` is the bare one.
+        num_steps: gradient steps in all, for the schedule of the learning rate.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        module: ConstrainedModel,
+        config: ConstrainedConfig,
+        *,
+        num_steps: int,
+    ) -> None:
+        self._model = model
+        self.module = module
+        self._config = config
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.Adam(
+            self._parameters, lr=config.learning_rate, eps=1e-6, foreach=True
+        )
+        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+            self._optimizer, num_steps, eta_min=0.1 * config.learning_rate
+        )
+        self.multiplier = LagrangeMultiplier(config.constraint)
+        self.step_count = 0
+
+    def step(
+        self, batch: Mapping[str, Tensor], *, mean_of_workers: MeanOfWorkers | None = None
+    ) -> ConstrainedLoss:
+        """Take one gradient step.
+
+        Args:
+            mean_of_workers: maps a tensor of this worker to its mean over all; None if alone.
+        """
+        price = batch["reward"].new_tensor(self.multiplier.price)
+        loss: ConstrainedLoss = self._model(batch, price, self._config)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip, foreach=True)
+        self._optimizer.step()
+        self._schedule.step()
+        self.module.update_target(self._config.target_rate)
+        shared_5 = torch.cat([loss.noise_4, loss.estimated_cost.view(1)])
+        if mean_of_workers is not None:
+            shared_5 = mean_of_workers(shared_5)
+        self.module.hear(shared_5[:4])
+        self.multiplier.update(float(shared_5[4]))
+        self.step_count += 1
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that an exact continuation needs."""
+        return {
+            "model": self.module.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "multiplier": self.multiplier.state_dict(),
+            "step_count": self.step_count,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.module.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        self.multiplier.load_state_dict(state["multiplier"])
+        self.step_count = int(state["step_count"])
+
+
+def loss_means(losses: list[ConstrainedLoss]) -> dict[str, float]:
+    """Return the mean of each term over some steps."""
+    return {
+        f.name: torch.stack([getattr(loss, f.name).detach() for loss in losses]).mean().item()
+        for f in fields(ConstrainedLoss)
+        if f.name != "noise_4"
+    }

@@ -1,0 +1,1 @@
+"""Off-policy evaluation: how good a policy would be, from the decisions of others."""

@@ -1,0 +1,268 @@
+"""Learning from a dataset with Ray Train: any number of workers, fed by Ray Data from disk."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray.train
+import torch
+from ray.data import ExecutionOptions
+from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer, get_device, prepare_model
+from torch import Tensor
+
+from cloudsched.config import Settings
+from cloudsched.datasets.manifest import Manifest, read_episodes, read_manifest
+from cloudsched.datasets.quiet import quiet_ray_data
+from cloudsched.datasets.transitions import TransitionConfig, TransitionReader
+from cloudsched.errors import ConfigError
+from cloudsched.models.constrained import (
+    ConstrainedConfig,
+    ConstrainedLearner,
+    ConstrainedModel,
+    loss_means,
+)
+from cloudsched.models.lagrange import LagrangeConfig
+from cloudsched.models.networks import NetworkConfig, ObservationSizes
+from cloudsched.sim.fleet import build_fleet
+
+STATE, PROGRESS, RUN = "state.pt", "progress.jsonl", "ray"
+
+Batches = Callable[[], Iterator[Mapping[str, Tensor]]]
+"""Begins a pass over the data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineRunConfig(Settings):
+    """How long to learn, and on what."""
+
+    num_steps: int = 3000
+    """Gradient steps."""
+    report_every: int = 100
+    """Gradient steps between two reports."""
+    checkpoint_every: int = 500
+    """Gradient steps between two checkpoints."""
+    seed: int = 0
+    """Seed of the first weights and of the order of the data."""
+    num_workers: int = 1
+    """Workers that share each batch."""
+    use_gpu: bool = False
+    """Whether each worker has a GPU."""
+    num_threads: int = 1
+    """Threads of each worker."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "report_every", "checkpoint_every", "num_workers", "num_threads"):
+            self._integer(name, low=1)
+        self._integer("seed", low=0)
+        self._flag("use_gpu")
+
+
+def train(
+    dataset: Path, config: ConstrainedConfig, run: OfflineRunConfig, folder: Path
+) -> dict[str, Any]:
+    """Learn from a dataset with Ray Train and return the learner's last state.
+
+    Run again with the same folder, it goes on from the last checkpoint. Needs a running Ray.
+
+    Args:
+        dataset: folder of a dataset that is known to be sound.
+        folder: gets `progress.jsonl` and, below `ray/`, the checkpoints.
+    """
+    if config.batch_size % run.num_workers:
+        raise ConfigError(
+            f"batch_size={config.batch_size}: expected a multiple of {run.num_workers} workers."
+        )
+    quiet_ray_data()
+    manifest = read_manifest(dataset)
+    trainer = TorchTrainer(
+        train_worker,
+        train_loop_config={
+            "dataset": str(dataset.absolute()),
+            "config": config.to_dict(),
+            "run": run.to_dict(),
+            "folder": str(folder.absolute()),
+        },
+        # Shares are small so that on two cores reading never waits for a worker's core.
+        scaling_config=ScalingConfig(
+            num_workers=run.num_workers,
+            use_gpu=run.use_gpu,
+            resources_per_worker={"CPU": 0.5, **({"GPU": 1} if run.use_gpu else {})},
+        ),
+        datasets={"train": reader(dataset, manifest, config, run.seed).dataset()},
+        # Batches in the same order in every run, or a resumed run would not be the same.
+        dataset_config=DataConfig(execution_options=ExecutionOptions(preserve_order=True)),
+        run_config=RunConfig(
+            name=RUN,
+            storage_path=str(folder.absolute()),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            failure_config=FailureConfig(max_failures=2),
+        ),
+    )
+    result = trainer.fit()
+    if result.error is not None:
+        raise result.error
+    assert result.checkpoint is not None
+    return read_state(result.checkpoint)
+
+
+def reader(
+    dataset: Path, manifest: Manifest, config: ConstrainedConfig, seed: int
+) -> TransitionReader:
+    """Return the reader of the transitions that a learner with this config needs."""
+    transitions = TransitionConfig(gamma=config.gamma, num_ticks=config.num_ticks)
+    return TransitionReader(dataset.absolute(), manifest, transitions, seed=seed)
+
+
+def train_worker(settings: Mapping[str, Any]) -> None:
+    """Learn as one of the workers of a Ray Train run."""
+    quiet_ray_data()
+    config = config_from_dict(settings["config"])
+    run = OfflineRunConfig.from_dict(settings["run"])
+    context = ray.train.get_context()
+    device = get_device()
+    torch.set_num_threads(run.num_threads)
+    module = build_model(Path(settings["dataset"]), config, run.seed).to(device)
+    learner = ConstrainedLearner(prepare_model(module), module, config, num_steps=run.num_steps)
+    shard = ray.train.get_dataset_shard("train")
+    size = config.batch_size // context.get_world_size()
+
+    def batches() -> Iterator[Mapping[str, Tensor]]:
+        return iter(
+            shard.iter_torch_batches(
+                batch_size=size, prefetch_batches=2, drop_last=True, device=device
+            )
+        )
+
+    position = Position()
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is not None:
+        state = read_state(checkpoint)
+        learner.load_state_dict(state["learner"])
+        position = Position(**state["position"])
+    log = Path(settings["folder"]) / PROGRESS
+
+    def report(metrics: dict[str, float], state: dict[str, Any] | None) -> None:
+        is_first = context.get_world_rank() == 0
+        if is_first:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(metrics) + "\n")
+        if state is None or not is_first:
+            ray.train.report(metrics)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(state, Path(folder) / STATE)
+            ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+    mean = mean_of_workers if context.get_world_size() > 1 else None
+    learn(learner, batches, run, position, report, mean)
+
+
+@dataclass
+class Position:
+    """How far into the data a run is."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+def learn(
+    learner: ConstrainedLearner,
+    batches: Batches,
+    run: OfflineRunConfig,
+    position: Position,
+    report: Callable[[dict[str, float], dict[str, Any] | None], None],
+    mean: Callable[[Tensor], Tensor] | None = None,
+) -> None:
+    """Take gradient steps until `run.num_steps` are done.
+
+    Args:
+        batches: every pass gives the same batches in the same order.
+        position: where to begin; updated.
+        report: called with metrics, and now and then with a state to save.
+    """
+    losses = []
+    while learner.step_count < run.num_steps:
+        seen = 0
+        for batch in batches():
+            seen += 1
+            if seen <= position.batch:
+                continue  # a resumed run has learned from this one before
+            losses.append(learner.step(batch, mean_of_workers=mean))
+            position.batch = seen
+            done = learner.step_count
+            is_last = done == run.num_steps
+            is_saved = is_last or done % run.checkpoint_every == 0
+            if is_saved or done % run.report_every == 0:
+                metrics = {
+                    "step": done,
+                    "epoch": position.epoch,
+                    "price": learner.multiplier.price,
+                    **loss_means(losses),
+                }
+                losses.clear()
+                state = {"learner": learner.state_dict(), "position": asdict(position)}
+                report(metrics, state if is_saved else None)
+            if is_last:
+                return
+        if seen == 0:
+            raise ConfigError("The dataset has fewer transitions than one batch; record more.")
+        position.epoch, position.batch = position.epoch + 1, 0
+
+
+def build_model(
+    dataset: Path, config: ConstrainedConfig, seed: int, *, reward: str = TransitionConfig.reward
+) -> ConstrainedModel:
+    """Build a model with fresh weights, its values at the means of the data.
+
+    Args:
+        reward: as in `TransitionConfig`.
+    """
+    manifest = read_manifest(dataset)
+    cluster = manifest.scenario.config
+    torch.manual_seed(seed)
+    model = ConstrainedModel(ObservationSizes.of(cluster), config)
+    episodes = read_episodes(dataset)
+    total = {
+        name: float(np.sum(episodes[name].to_numpy()))
+        for name in ("mean_power_w", "utilisation", "violations", "arrived")
+    }
+    full_power_w = float(build_fleet(cluster.fleet).max_w.sum())
+    share = total["mean_power_w"] / full_power_w
+    if reward == "excess":
+        share -= total["utilisation"]
+    model.start_at(share / max(1, len(episodes)), total["violations"] / max(1.0, total["arrived"]))
+    return model
+
+
+def mean_of_workers(values: Tensor) -> Tensor:
+    """Return the mean of a tensor over all workers."""
+    values = values.clone()
+    torch.distributed.all_reduce(values)
+    return values / torch.distributed.get_world_size()
+
+
+def config_from_dict(values: Mapping[str, Any]) -> ConstrainedConfig:
+    """Build a config from its dictionary."""
+    return ConstrainedConfig.from_dict(
+        {
+            **values,
+            "network": NetworkConfig.from_dict(values["network"]),
+            "constraint": LagrangeConfig.from_dict(values["constraint"]),
+        }
+    )
+
+
+def read_state(checkpoint: ray.train.Checkpoint) -> dict[str, Any]:
+    """Return what a checkpoint holds."""
+    with checkpoint.as_directory() as folder:
+        state: dict[str, Any] = torch.load(
+            Path(folder) / STATE, map_location="cpu", weights_only=True
+        )
+    return state

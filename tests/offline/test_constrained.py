@@ -1,0 +1,245 @@
+"""The constrained learner: its terms against scalar loops, its price on a CMDP with an answer."""
+
+import math
+import socket
+
+import numpy as np
+import pytest
+import torch
+
+from cloudsched.config import ClusterConfig, FleetConfig
+from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.heuristics.random import RandomPolicy
+from cloudsched.models.constrained import (
+    ConstrainedConfig,
+    ConstrainedLearner,
+    ConstrainedModel,
+    constrained_target,
+    cost_pessimism,
+)
+from cloudsched.models.heads import Heads, build_heads
+from cloudsched.models.lagrange import LagrangeConfig, LagrangeMultiplier
+from cloudsched.models.networks import NetworkConfig, ObservationSizes, build_network
+
+torch.set_num_threads(1)
+
+SMALL = {"width": 8, "context_width": 8, "pair_width": 8, "flat_width": 16}
+
+
+@pytest.fixture(scope="module")
+def observation():
+    env = ClusterVectorEnv(32, settings={"fleet": {"num_servers": 4}, "visible_jobs": 3})
+    policy = RandomPolicy()
+    arrays, _ = env.reset(seed=0)
+    for _ in range(40):
+        arrays, *_ = env.step(policy.act(arrays))
+    return env.config, {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("kind", ["set", "flat"])
+@pytest.mark.parametrize("is_balanced", [True, False])
+def test_the_sum_of_heads_is_one_ordinary_network(observation, kind, is_balanced):
+    cluster, tensors = observation
+    torch.manual_seed(0)
+    config = NetworkConfig(kind=kind, is_balanced=is_balanced, **SMALL)
+    sizes = ObservationSizes.of(cluster)
+    heads = build_heads(sizes, config)
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    network = build_network(sizes, config)
+    network.load_state_dict(heads.combined(torch.tensor([1.0, 0.5, -0.2])))
+    found = heads(tensors).score(price=0.4, temperature=2.0)
+    is_legal = tensors["action_mask"] != 0
+    torch.testing.assert_close(found[is_legal], network(tensors)[0][is_legal], rtol=1e-4, atol=1e-4)
+    assert (found[~is_legal] < -1e30).all()
+
+
+def test_the_target_agrees_with_a_scalar_loop():
+    generator = torch.Generator().manual_seed(1)
+    reward, cost = torch.rand(2, 5, 4, generator=generator)
+    value = torch.rand(5, 2, generator=generator)
+    outcome, discount = torch.rand(5, 2, generator=generator), torch.rand(5, generator=generator)
+    discount[2] = 0.0  # terminated
+    action = torch.tensor([0, 3, 1, 2, 2])
+    heads = Heads(torch.zeros(5, 4), reward, cost, value)
+    target, following = constrained_target(
+        reward_B2=outcome, discount_B=discount, next_action_B=action, target_next=heads
+    )
+    for i in range(5):
+        for k, gain in enumerate((reward, cost)):
+            next_value = value[i, k].item() + gain[i, action[i]].item()
+            assert following[i, k].item() == pytest.approx(next_value)
+            expected = outcome[i, k].item() + discount[i].item() * next_value
+            assert target[i, k].item() == pytest.approx(expected)
+    torch.testing.assert_close(target[2], outcome[2])
+
+
+def test_pessimism_agrees_with_a_scalar_loop_and_ignores_illegal_actions():
+    cost = torch.tensor([[0.3, -0.1, 9.0], [0.2, 0.4, -5.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 0]], dtype=torch.int8)
+    action = torch.tensor([0, 1])
+    expected = 0.0
+    for row, taken in ((cost[0], 0), (cost[1], 1)):
+        soft_minimum = -0.5 * math.log(sum(math.exp(-row[a].item() / 0.5) for a in (0, 1)))
+        expected += (row[taken].item() - soft_minimum) / 0.5 / 2
+    assert cost_pessimism(cost, mask, action, 0.5).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_pessimism_makes_what_the_data_lacks_look_costlier():
+    cost = torch.zeros(1, 3, requires_grad=True)
+    mask = torch.ones(1, 3, dtype=torch.int8)
+    cost_pessimism(cost, mask, torch.tensor([0]), 1.0).backward()
+    assert cost.grad[0, 0] > 0.0  # descent lowers the cost of what was done
+    assert (cost.grad[0, 1:] < 0.0).all()  # and raises that of what was not
+
+
+def test_lambda_rises_while_the_limit_is_broken_and_falls_while_it_holds():
+    multiplier = LagrangeMultiplier(LagrangeConfig(limit=0.1, min_price=1e-3, initial_price=1.0))
+    start = multiplier.price
+    assert multiplier.update(0.2) > start
+    high = multiplier.price
+    assert multiplier.update(0.05) < high
+    for _ in range(100_000):
+        multiplier.update(0.0)
+    assert multiplier.price == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("initial", [0.3, 6.0])
+def test_lambda_finds_the_price_of_a_soft_policy_to_within_two_percent(initial):
+    """Two states: in the first, the risky action earns 1 and costs 1; the second only passes time.
+
+    A softmax policy of temperature T takes the risk with probability p = sigmoid((1 - lambda) / T),
+    and is in the first state half of the time, so that the cost is p / 2.
+    """
+    limit, temperature = 0.1, 0.3
+    answer = 1.0 - temperature * math.log(0.2 / 0.8)  # p = 0.2
+    config = LagrangeConfig(limit=limit, initial_price=initial, min_price=1e-3, learning_rate=0.02)
+    multiplier = LagrangeMultiplier(config)
+    for _ in range(2000):
+        risk = 1.0 / (1.0 + math.exp(-(1.0 - multiplier.price) / temperature))
+        multiplier.update(0.5 * risk)
+    assert multiplier.price == pytest.approx(answer, rel=0.02)
+
+
+TWO_ACTIONS = ClusterConfig(fleet=FleetConfig(num_servers=1), visible_jobs=1, sleep=False)
+
+
+def two_state_batch(generator, size, gamma):
+    """Draw transitions of the two-state CMDP above; the risk earns 0.075 and costs 0.05."""
+    sizes = ObservationSizes.of(TWO_ACTIONS)
+    state = torch.randint(2, (size,), generator=generator)
+    action = torch.randint(2, (size,), generator=generator)  # 0 is the risk
+    context = torch.zeros(size, sizes.context_features)
+    context[:, 0] = state
+    following = torch.zeros_like(context)
+    following[:, 0] = 1 - state
+    risk = 0.05 * ((state == 0) & (action == 0)).float() * (1.0 - gamma)
+    parts = {
+        "servers": torch.zeros(size, 1, sizes.server_features),
+        "jobs": torch.zeros(size, 1, sizes.job_features),
+        "action_mask": torch.ones(size, 2, dtype=torch.int8),
+    }
+    return {
+        **parts,
+        "context": context,
+        **{f"next_{name}": values for name, values in parts.items()},
+        "next_context": following,
+        "action": action,
+        "reward": 1.5 * risk,
+        "cost": risk,
+        "discount": torch.full((size,), gamma),
+    }
+
+
+@pytest.mark.parametrize("initial", [1.3, 1.7])
+def test_the_learner_finds_the_price_of_the_two_state_cmdp_to_within_two_percent(initial):
+    """Both actions are equally good at a price of 1.5; the limit lies between their costs."""
+    torch.manual_seed(0)
+    config = ConstrainedConfig(
+        network=NetworkConfig(kind="flat", flat_width=16),
+        constraint=LagrangeConfig(
+            limit=0.0125, initial_price=initial, min_price=0.01, learning_rate=0.003
+        ),
+        gamma=0.8,
+        pessimism=0.0,
+        learning_rate=1e-2,
+    )
+    model = ConstrainedModel(ObservationSizes.of(TWO_ACTIONS), config)
+    model.start_at(-0.01875, 0.0125)
+    learner = ConstrainedLearner(model, model, config, num_steps=600)
+    generator = torch.Generator().manual_seed(0)
+    prices = []
+    for _ in range(600):
+        learner.step(two_state_batch(generator, 64, config.gamma))
+        prices.append(learner.multiplier.price)
+    if initial < 1.5:
+        assert prices[250] > initial
+    else:
+        assert prices[250] < initial
+    assert np.mean(prices[-200:]) == pytest.approx(1.5, rel=0.02)
+
+
+def test_a_continued_run_has_the_weights_of_one_that_never_stopped():
+    config = ConstrainedConfig(network=NetworkConfig(kind="flat", flat_width=16), gamma=0.8)
+
+    def fresh():
+        torch.manual_seed(3)
+        model = ConstrainedModel(ObservationSizes.of(TWO_ACTIONS), config)
+        return ConstrainedLearner(model, model, config, num_steps=40)
+
+    batches = [
+        two_state_batch(torch.Generator().manual_seed(i), 64, config.gamma) for i in range(40)
+    ]
+    whole, first, second = fresh(), fresh(), fresh()
+    for batch in batches:
+        whole.step(batch)
+    for batch in batches[:17]:
+        first.step(batch)
+    second.load_state_dict(first.state_dict())
+    for batch in batches[17:]:
+        second.step(batch)
+    for name, tensor in whole.module.state_dict().items():
+        assert torch.equal(tensor, second.module.state_dict()[name]), name
+    assert whole.multiplier.price == second.multiplier.price
+
+
+def a_worker(rank, port, folder):
+    """One of two distributed workers: half of the batch, gradients averaged by torch itself."""
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    batch = two_state_batch(torch.Generator().manual_seed(9), 64, DISTRIBUTED.gamma)
+    half = {name: values[32 * rank : 32 * rank + 32] for name, values in batch.items()}
+    module = loud_model()
+    model = torch.nn.parallel.DistributedDataParallel(module)
+    model(half, PRICE, DISTRIBUTED).total.backward()
+    if rank == 0:
+        torch.save([p.grad for p in module.parameters() if p.requires_grad], f"{folder}/gradient")
+    torch.distributed.destroy_process_group()
+
+
+DISTRIBUTED = ConstrainedConfig(network=NetworkConfig(kind="flat", flat_width=16), gamma=0.8)
+PRICE = torch.tensor(2.0)
+
+
+def loud_model():
+    torch.manual_seed(3)
+    model = ConstrainedModel(ObservationSizes.of(TWO_ACTIONS), DISTRIBUTED)
+    for parameter in model.heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def test_two_distributed_workers_have_the_gradient_of_one(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(a_worker, (port, str(tmp_path)), nprocs=2)
+    model = loud_model()
+    batch = two_state_batch(torch.Generator().manual_seed(9), 64, DISTRIBUTED.gamma)
+    model(batch, PRICE, DISTRIBUTED).total.backward()
+    found = torch.load(tmp_path / "gradient")
+    expected = [p.grad for p in model.parameters() if p.requires_grad]
+    assert max(gradient.abs().max() for gradient in expected) > 1e-3
+    for ours, one in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, one, rtol=1e-4, atol=1e-6)
