@@ -25,8 +25,9 @@ YARDSTICKS = {
 class BenchEnv:
     """Measure steps a second on one core, with random legal actions drawn inside the loop.
 
-    Ours at several sizes (nX_eY: X servers, Y clusters), a plain-Python version of the same
-    simulator, and CartPole. Close other programs first: the spread shows how quiet it was.
+    Ours at several sizes (nX_eY: X servers, Y clusters; nX_eY_dZ: a tick ends after Z decisions at
+    the latest, so that steps of small and large fleets end ticks alike), a plain-Python version of
+    the same simulator, and CartPole. Close other programs first: the spread shows how quiet it was.
 
     Examples:
       cloudsched bench env
@@ -76,7 +77,11 @@ class BenchEnv:
         ratios, memory = document["ratios"], document["memory_mb"]
         print(f"{ratios['naive_python']:,.0f} x naive Python, {ratios['cartpole']:,.1f} x CartPole")
         for name, growth in document["cost_growth"].items():
-            print(f"{name}: time a step grew {growth:.2f} x as much as the number of servers")
+            ticks = document["ticks_per_step"][name]
+            print(
+                f"{name}: time a step grew {growth:.2f} x as much as the number of servers "
+                f"(at {ticks:.3f} ticks a step)"
+            )
         print(", ".join(f"{name}: {megabytes:,.0f} MB" for name, megabytes in memory.items()))
 
 

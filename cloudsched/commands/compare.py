@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +12,25 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from cloudsched.commands.options import ScenarioOptions
-from cloudsched.commands.output import console, print_json, print_settings, progress_bar
+from cloudsched.commands.output import (
+    console,
+    has_interval,
+    print_json,
+    print_settings,
+    progress_bar,
+)
 from cloudsched.commands.policies import make_policy
 from cloudsched.envs.scenario import Scenario
 from cloudsched.evaluation import Episodes, Evaluation, first_seeds
 from cloudsched.heuristics.catalog import BASES, SLEEP_SUFFIXES, tuned_names
-from cloudsched.results import check_folder, comparison_document, to_json, to_parquet, write_files
+from cloudsched.results import (
+    ONE_SEED_NOTE,
+    check_folder,
+    comparison_document,
+    to_json,
+    to_parquet,
+    write_files,
+)
 
 COLUMNS = (
     *("return", "difference", "power W", "over bound", "SLA violations %"),
@@ -38,13 +52,13 @@ class Compare(ScenarioOptions):
     """
 
     policies: tuple[str, ...] = ()
-    """Names or files; without any, every heuristic and those tuned for this preset and workload."""
+    """As for evaluate; without any, all heuristics and those tuned for this preset and workload."""
     baseline: str | None = None
-    """What the others are compared with; the best tuned one by default, or the best of all."""
+    """What the others are compared with; None for the best tuned one, or the best where none is."""
     split: Literal["test", "train"] = "test"
     """Which seeds: 0..49 are for training, 1000000..1000049 for reporting."""
     seeds: int | None = None
-    """Use only the first so many seeds of the split."""
+    """Use only the first so many seeds of the split; None for all."""
     out: Path = field(default_factory=lambda: Path("runs/compare"))
     """Folder for comparison.json, episodes.parquet and power_sla.png."""
     json: bool = False
@@ -71,6 +85,8 @@ class Compare(ScenarioOptions):
         evaluations = dict(sorted(evaluations.items(), key=lambda item: -_return(item[1])))
         baseline = self.baseline or default_baseline(evaluations)
         document = self._save(evaluations, baseline)
+        if not has_interval(document):
+            print(ONE_SEED_NOTE, file=sys.stderr)
         if self.json:
             print_json(document)
             return
@@ -118,9 +134,12 @@ def _return(evaluation: Evaluation) -> float:
 
 def _table(document: dict[str, Any]) -> Table:
     scenario, baseline = document["scenario"], document["baseline"]
+    is_known = has_interval(document)
+    num_seeds = len(document["seeds"])
     table = Table(
         title=f"{scenario['workload']} at load {scenario['load']:g}, preset {scenario['preset']}, "
-        f"{len(document['seeds'])} {document['split']} seeds: means with 95 % intervals; "
+        f"{num_seeds} {document['split']} {'seeds' if is_known else 'seed'}: "
+        f"{'means with 95 % intervals' if is_known else ONE_SEED_NOTE}; "
         f"differences are paired, to {baseline}",
         title_justify="left",
         box=SIMPLE_HEAD,
@@ -132,11 +151,11 @@ def _table(document: dict[str, Any]) -> Table:
         difference = document["differences"].get(name, {}).get("episode_return")
         table.add_row(
             name,
-            _half_width(entry["episode_return"], 1),
-            "baseline" if difference is None else _interval(difference, 1, sign="+"),
-            _half_width(entry["mean_power_w"], 0),
+            _half_width(entry["episode_return"], 1, is_known),
+            "baseline" if difference is None else _interval(difference, 1, is_known, sign="+"),
+            _half_width(entry["mean_power_w"], 0, is_known),
             f"{100.0 * (entry['energy_over_bound']['mean'] - 1.0):+.1f} %",
-            _interval(entry["sla_violation_rate"], 3, scale=100.0),
+            _interval(entry["sla_violation_rate"], 3, is_known, scale=100.0),
             f"{entry['wait_p95_ticks']['mean']:.1f}",
             f"{100.0 * entry['work_served']['mean']:.2f}",
             f"{entry['illegal']['mean']:.0f}",
@@ -145,13 +164,15 @@ def _table(document: dict[str, Any]) -> Table:
     return table
 
 
-def _interval(entry: dict[str, float], digits: int, *, scale: float = 1.0, sign: str = "") -> str:
+def _interval(
+    entry: dict[str, float], digits: int, is_known: bool, *, scale: float = 1.0, sign: str = ""
+) -> str:
     mean, low, high = (
         f"{scale * entry[key]:{sign},.{digits}f}" for key in ("mean", "ci_low", "ci_high")
     )
-    return f"{mean} [{low}, {high}]"
+    return f"{mean} [{low}, {high}]" if is_known else f"{mean} (n/a)"
 
 
-def _half_width(entry: dict[str, float], digits: int) -> str:
+def _half_width(entry: dict[str, float], digits: int, is_known: bool) -> str:
     half = (entry["ci_high"] - entry["ci_low"]) / 2.0
-    return f"{entry['mean']:,.{digits}f} ±{half:,.{digits}f}"
+    return f"{entry['mean']:,.{digits}f} ±" + (f"{half:,.{digits}f}" if is_known else "n/a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,11 +10,24 @@ from typing import Any, Literal
 from rich.table import Table
 
 from cloudsched.commands.options import ScenarioOptions
-from cloudsched.commands.output import console, print_json, print_settings, progress_bar
+from cloudsched.commands.output import (
+    console,
+    has_interval,
+    print_json,
+    print_settings,
+    progress_bar,
+)
 from cloudsched.commands.policies import make_policy
 from cloudsched.evaluation import Episodes, first_seeds
 from cloudsched.metrics import METRICS
-from cloudsched.results import check_folder, evaluation_document, to_json, to_parquet, write_files
+from cloudsched.results import (
+    ONE_SEED_NOTE,
+    check_folder,
+    evaluation_document,
+    to_json,
+    to_parquet,
+    write_files,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +41,13 @@ class Evaluate(ScenarioOptions):
     """
 
     policy: str
-    """Name of a policy (`cloudsched policies` lists them), or a file of `tune-heuristic`."""
+    """A name (`cloudsched policies`), a file of `tune-heuristic`, or the folder of a bundle."""
     split: Literal["test", "train"] = "test"
     """Which seeds: 0..49 are for training, 1000000..1000049 for reporting."""
     seeds: int | None = None
-    """Use only the first so many seeds of the split."""
+    """Use only the first so many seeds of the split; None for all."""
     out: Path | None = None
-    """Folder to save evaluation.json and episodes.parquet in."""
+    """Folder to save evaluation.json and episodes.parquet in; None to save nothing."""
     json: bool = False
     """Print one JSON document on stdout; all else goes to stderr."""
 
@@ -58,6 +72,8 @@ class Evaluate(ScenarioOptions):
                     paths["json"]: to_json(document).encode(),
                 }
             )
+        if not has_interval(document):
+            print(ONE_SEED_NOTE, file=sys.stderr)
         if self.json:
             print_json(document)
             return
@@ -72,8 +88,9 @@ def _table(document: dict[str, Any]) -> Table:
         table.add_column(column, justify="right")
     table.add_column("meaning", style="dim")
     meanings = {**METRICS, "energy_over_bound": "energy / energy bound; 1 cannot be undercut"}
+    is_known = has_interval(document)
     for metric, meaning in meanings.items():
         entry = document[metric]
-        figures = (f"{entry[key]:,.5g}" for key in ("mean", "ci_low", "ci_high"))
-        table.add_row(metric, *figures, meaning)
+        ends = [f"{entry[key]:,.5g}" if is_known else "n/a" for key in ("ci_low", "ci_high")]
+        table.add_row(metric, f"{entry['mean']:,.5g}", *ends, meaning)
     return table

@@ -17,34 +17,47 @@ Pairs = Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScenarioOptions:
-    """Which cluster, and what arrives there."""
+class ClusterOptions:
+    """Which cluster, and how much arrives there."""
 
-    workload: str = Scenario.workload
-    """What arrives (`cloudsched workloads` lists them)."""
     preset: str = Scenario.preset
     """Rules of the cluster (`cloudsched presets` lists them)."""
     load: float = Scenario.load
-    """Work offered, as a share of the fleet's capacity in the busiest resource."""
+    """Work offered, as a share of the fleet's capacity in the busiest resource: 0.5 for half."""
     changes: Annotated[Pairs, tyro.conf.arg(name="set", metavar="KEY=VALUE ...")] = ()
-    """Changes to the preset, such as wake_delay_ticks=5 fleet.num_servers=30 reward.beta=30."""
+    """Changes to the preset, such as fleet.num_servers=30 (`cloudsched presets` lists them)."""
     workload_options: Annotated[
         Pairs, tyro.conf.arg(name="workload-option", metavar="KEY=VALUE ...")
     ] = ()
-    """Options of the workload, such as path=trace.csv for a replay."""
+    """Options of the workload, such as path=trace.csv (`cloudsched workloads` lists them)."""
 
-    @property
-    def scenario(self) -> Scenario:
-        """The scenario that these options describe; refuses unknown presets and settings."""
+    def scenario_with(self, workload: str) -> Scenario:
+        """Return the scenario of a workload here; refuses unknown presets and settings."""
         scenario = Scenario(
             preset=self.preset,
-            workload=self.workload,
+            workload=workload,
             load=self.load,
             settings=nested(parse_pairs("--set", self.changes)),
             workload_options=parse_pairs("--workload-option", self.workload_options),
         )
         _ = scenario.config  # checks the names and values
         return scenario
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScenarioOptions(ClusterOptions):
+    """Which cluster, and what arrives there."""
+
+    workload: str = Scenario.workload
+    """What arrives (`cloudsched workloads` lists them)."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario that these options describe."""
+        return self.scenario_with(self.workload)
+
+
+LISTS = ("fleet.resources", "workloads")
 
 
 def parse_pairs(option: str, groups: Iterable[Iterable[str]]) -> dict[str, Any]:
@@ -60,9 +73,9 @@ def parse_pairs(option: str, groups: Iterable[Iterable[str]]) -> dict[str, Any]:
             raise ConfigError(f"{option} {word!r}: expected KEY=VALUE.")
         if key in values:
             raise ConfigError(f"{option} {word!r}: {key!r} is given twice.")
-        # The only setting that is a list may be written as people would: cpu,memory,gpu
+        # The settings that are lists may be written as people would: cpu,memory,gpu
         value = _value(text)
-        is_list = key == "fleet.resources" and isinstance(value, str)
+        is_list = key in LISTS and isinstance(value, str)
         values[key] = tuple(value.split(",")) if is_list else value
     return values
 

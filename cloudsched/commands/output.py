@@ -8,26 +8,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:  # listings need none of the machinery behind these, and no rich
+    from rich.console import Console
 
-if TYPE_CHECKING:  # listings need none of the machinery behind these
     from cloudsched.envs.scenario import Scenario
     from cloudsched.evaluation import Progress as ReportProgress
 
 PIPED_WIDTH = 160  # columns of tables that go to a file or another program
 
 
-class _Console(Console):
-    """One that leaves a reader who has gone to `cloudsched.cli.main`."""
-
-    def on_broken_pipe(self) -> NoReturn:
-        raise BrokenPipeError
-
-
 def console() -> Console:
     """Return where results are printed: stdout, with room for tables when it is no terminal."""
-    return _Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        """One that leaves a reader who has gone to `cloudsched.cli.main`."""
+
+        def on_broken_pipe(self) -> NoReturn:
+            raise BrokenPipeError
+
+    return PipeConsole(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
 
 
 def print_settings(
@@ -46,6 +46,11 @@ def print_settings(
     file.flush()
 
 
+def has_interval(document: Mapping[str, Any]) -> bool:
+    """Return whether a document's results have intervals: one seed has none."""
+    return len(document["seeds"]) > 1
+
+
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one JSON document, and nothing else, on stdout."""
     print(json.dumps(document, indent=2, allow_nan=False))
@@ -54,6 +59,15 @@ def print_json(document: Mapping[str, Any]) -> None:
 @contextmanager
 def progress_bar(names: Sequence[str]) -> Iterator[ReportProgress]:
     """Show on stderr how far the evaluation of some policies is; quiet when it is no terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 
 def make_policy(name_or_path: str, cluster: ClusterConfig) -> Policy:
-    """Build the policy for clusters with these rules."""
-    if (Path(name_or_path) / "bundle.json").exists():
+    """Build the policy for clusters with these rules; `FOLDER#power` is a part of a hierarchy."""
+    folder, _, part = name_or_path.partition("#")
+    if (Path(folder) / "bundle.json").exists():
         from cloudsched.bundle import load_bundle  # torch is loaded only for those who need it
 
-        return load_bundle(Path(name_or_path)).policy(cluster)
+        bundle = load_bundle(Path(folder))
+        return (bundle.part(part) if part else bundle).policy(cluster)
     return make_heuristic(name_or_path, cluster)

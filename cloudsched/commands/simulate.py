@@ -17,7 +17,7 @@ from rich.text import Text
 from cloudsched.commands.options import ScenarioOptions
 from cloudsched.commands.output import console, print_settings
 from cloudsched.commands.policies import make_policy
-from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.envs.cluster import Arrays, ClusterVectorEnv
 from cloudsched.envs.rendering import render_ansi, render_rgb
 from cloudsched.envs.rendering.frames import MAX_FPS, MAX_SHEET_FRAMES, Frame, save_frames
 from cloudsched.envs.scenario import Scenario
@@ -26,7 +26,6 @@ from cloudsched.evaluation import TEST_SEEDS
 from cloudsched.metrics import METRICS, episode_metrics
 from cloudsched.policy import Policy
 from cloudsched.results import check_folder
-from cloudsched.sim.jobs import JobTable
 
 MAX_GIF_FRAMES = 600  # about a gigabyte until they are written
 
@@ -35,8 +34,8 @@ MAX_GIF_FRAMES = 600  # about a gigabyte until they are written
 class Simulate(ScenarioOptions):
     """Watch one episode: servers, queue and power, tick by tick.
 
-    Frames show the cluster when a tick's decisions have been taken. Where stdout is no terminal,
-    only the last frame is printed.
+    Frames show the cluster when a tick's decisions have been taken. The live view needs 80 columns
+    and shows less in a low terminal. Where stdout is no terminal, only the last frame is printed.
 
     Examples:
       cloudsched simulate
@@ -45,17 +44,17 @@ class Simulate(ScenarioOptions):
     """
 
     policy: str = "power_aware+headroom"
-    """Name of a policy (`cloudsched policies` lists them), or a file of `tune-heuristic`."""
+    """A name (`cloudsched policies`), a file of `tune-heuristic`, or the folder of a bundle."""
     seed: int = TEST_SEEDS[0]
-    """Seed of the arrivals."""
+    """Seed of the arrivals; test seeds start at 1000000, train seeds at 0."""
     ticks: int = 200
-    """Length of the episode."""
+    """Length of the episode, in ticks."""
     every: int = 1
     """Ticks from one frame to the next."""
     fps: float = 10.0
     """Frames a second, in the terminal and in a GIF."""
     out: Path | None = None
-    """File to save: all frames as .gif, or eight of them as .png."""
+    """File to save: all frames as .gif, or eight of them as .png; None to save nothing."""
 
     def run(self) -> None:
         """Simulate, show, save, and print the metrics."""
@@ -63,12 +62,12 @@ class Simulate(ScenarioOptions):
         self._check()
         policy = make_policy(self.policy, scenario.config)
         env = ClusterVectorEnv(1, **scenario.to_dict(), copy=False, autoreset_mode="Disabled")
-        jobs = env.workload.jobs(self.seed, env.config.episode_ticks)
+        observation, _ = env.reset(seed=self.seed)  # without copies: always the current one
         print_settings(scenario, [self.seed], is_json=False, policy=self.policy)
         frames: list[Frame] = []
         wanted = self._saved_ticks()
         with self._view() as show:
-            for tick in _ticks(env, policy, jobs):
+            for tick in _ticks(env, policy, observation):
                 if tick % self.every == 0:
                     show(env)
                 if tick in wanted:
@@ -122,21 +121,23 @@ class Simulate(ScenarioOptions):
         if not sys.stdout.isatty():
             yield lambda env: None
             return
-        with Live(console=console(), screen=True, auto_refresh=False) as live:
+        screen = console()
+        with Live(console=screen, screen=True, auto_refresh=False) as live:
             due = time.monotonic()
 
             def show(env: ClusterVectorEnv) -> None:
                 nonlocal due
                 time.sleep(max(0.0, due - time.monotonic()))
                 due = time.monotonic() + 1.0 / self.fps
-                live.update(Text.from_ansi(render_ansi(env.engine, 0)), refresh=True)
+                picture = render_ansi(env.engine, 0, max_lines=screen.height)  # it may be resized
+                text = Text.from_ansi(picture, no_wrap=True, overflow="crop")
+                live.update(text, refresh=True)
 
             yield show
 
 
-def _ticks(env: ClusterVectorEnv, policy: Policy, jobs: JobTable) -> Iterator[int]:
+def _ticks(env: ClusterVectorEnv, policy: Policy, observation: Arrays) -> Iterator[int]:
     """Run the episode of one cluster, and yield each tick once its decisions are taken."""
-    observation = env.reset_to([jobs])  # without copies: always the current one
     policy.reset(1)
     cluster = env.engine.state.clusters[0]
     while cluster["tick"] < env.config.episode_ticks:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cloudsched import __version__
+from cloudsched.commands.options import ClusterOptions
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.evaluation import first_seeds
@@ -25,23 +26,21 @@ from cloudsched.results import check_folder, write_files
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneHeuristic:
+class TuneHeuristic(ClusterOptions):
     """Tune a heuristic's numbers for one workload, or for several at once.
 
     The search is CMA-ES on common random numbers over the train seeds; the test seeds are never
     touched. The outcome is a file that every `--policy` accepts. Ctrl-C keeps the best so far.
 
-    Example: cloudsched tune-heuristic --policy power_aware+headroom --whole --workloads poisson
+    Examples:
+      cloudsched tune-heuristic --policy power_aware+headroom --whole --workloads poisson
+      cloudsched tune-heuristic --workloads poisson diurnal --set wake_delay_ticks=5
     """
 
     policy: str = "power_aware+headroom"
-    """Where the search starts: a name of `cloudsched policies`, or a file."""
+    """Where the search starts: a name (`cloudsched policies`), or a file of `tune-heuristic`."""
     workloads: tuple[str, ...] = ("poisson",)
     """Workloads to be good at; with several, each counts by its return relative to the start's."""
-    preset: str = "default"
-    """Rules of the cluster (`cloudsched presets`)."""
-    load: float = 0.5
-    """Work offered, as a share of the fleet's capacity."""
     whole: bool = False
     """Tune order and placement too; otherwise only the sleep controller, scan depth and holding."""
     evaluations: int = 2000
@@ -51,13 +50,13 @@ class TuneHeuristic:
     step: float = 0.2
     """How far the first candidates lie from the start, as a share of each number's range."""
     num_seeds: int = 50
-    """How many of the train seeds to use."""
+    """How many of the 50 train seeds to use."""
     seed: int = 0
     """Seed of the search."""
     out: Path = field(default_factory=lambda: Path("runs/tuned.json"))
-    """File to write."""
+    """File to write, ending in .json."""
     json: bool = False
-    """Print the outcome as JSON on stdout."""
+    """Also print what is in that file on stdout, and nothing else there."""
 
     def run(self) -> None:
         """Tune, and write the outcome."""
@@ -65,7 +64,8 @@ class TuneHeuristic:
             raise ConfigError(f"--out {str(self.out)!r}: expected a file ending in .json.")
         for name, low in (("evaluations", 1), ("population", 4), ("num_seeds", 1)):
             if getattr(self, name) < low:
-                raise ConfigError(f"--{name} {getattr(self, name)}: expected at least {low}.")
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} {getattr(self, name)}: expected at least {low}.")
         if not self.workloads:
             raise ConfigError("--workloads is empty: expected at least one name.")
         check_folder(self.out.parent)
@@ -73,14 +73,15 @@ class TuneHeuristic:
             raise ConfigError(f"--step {self.step}: expected a number above 0 and at most 1.")
         seeds = list(first_seeds("train", self.num_seeds))
         start = load_heuristic(self.policy)
-        scenarios = [
-            Scenario(preset=self.preset, workload=workload, load=self.load)
-            for workload in self.workloads
-        ]
+        scenarios = [self.scenario_with(workload) for workload in self.workloads]
         console = Console(file=sys.stderr)
+        place = [f"preset {self.preset}", f"load {self.load:g}"]
+        place += [word for group in (*self.changes, *self.workload_options) for word in group]
         console.print(
-            f"tuning {self.policy} on {', '.join(self.workloads)} (preset {self.preset}, load "
-            f"{self.load}), {len(seeds)} train seeds, search seed {self.seed}"
+            f"tuning {self.policy} on {', '.join(self.workloads)} ({', '.join(place)}), "
+            f"{len(seeds)} train seeds, search seed {self.seed}",
+            markup=False,
+            highlight=False,
         )
         with Progress(
             TextColumn("{task.description}"),
@@ -106,7 +107,7 @@ class TuneHeuristic:
                 seed=self.seed,
                 report=report,
             )
-        document = self._document(tuned, seeds)
+        document = self._document(tuned, scenarios[0], seeds)
         write_files({self.out: f"{json.dumps(document, indent=1)}\n".encode()})
         if self.json:
             print(json.dumps(document, indent=1))
@@ -118,7 +119,9 @@ class TuneHeuristic:
             )
             print(self.out)
 
-    def _document(self, tuned: TunedHeuristic, seeds: list[int]) -> dict[str, object]:
+    def _document(
+        self, tuned: TunedHeuristic, scenario: Scenario, seeds: list[int]
+    ) -> dict[str, object]:
         return {
             "schema": "cloudsched.heuristic.v1",
             "parameters": tuned.config.to_dict(),
@@ -129,6 +132,8 @@ class TuneHeuristic:
             "workloads": list(self.workloads),
             "preset": self.preset,
             "load": self.load,
+            "settings": dict(scenario.settings),
+            "workload_options": dict(scenario.workload_options),
             "seeds": seeds,
             "search_seed": self.seed,
             "cloudsched": __version__,

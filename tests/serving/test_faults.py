@@ -1,0 +1,152 @@
+"""Killed replicas, a killed store and new versions under constant load: nothing is lost."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from servers import Client, serve_process
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+NUM_CALLERS = 3
+MAX_TRIES = 40  # a quarter of a second apart: as long as a replica may take to come back
+QUEUE = [{"id": f"j{i}", "demand": [0.2, 0.2], "duration": 5} for i in range(3)]
+
+
+class Caller(threading.Thread):
+    """Sends events and asks for decisions, and repeats what failed, as any client should."""
+
+    def __init__(self, service: dict[str, Any], name: str, stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self._client = Client(service["port"], service["token"])
+        self.cluster = name
+        self._ended = stop
+        self.num_calls = self.num_repeats = self.num_sent = 0
+        self.lost: list[Any] = []
+        self.illegal: list[Any] = []
+
+    def run(self) -> None:
+        self._reliably("POST", "/v1/clusters", {"id": self.cluster})
+        running: list[str] = []
+        tick = 0
+        while not self._ended.is_set():
+            job = f"{self.cluster}-{tick}"
+            events = [{"kind": "tick", "id": f"t{tick}"}]
+            if len(running) > 8:
+                events.append({"kind": "completion", "id": f"c{tick}", "job": running.pop(0)})
+            events.append(
+                {
+                    "kind": "arrival",
+                    "id": f"a{tick}",
+                    "job": job,
+                    "demand": [0.2, 0.2],
+                    "duration": 9,
+                }
+            )
+            path = f"/v1/clusters/{self.cluster}/events"
+            reply = self._reliably("POST", path, {"events": events})
+            self.num_sent += 1
+            if reply is not None:
+                placed = [d["job"] for d in reply["decisions"] if d["kind"] == "place"]
+                running += placed
+                if job not in placed:
+                    self.illegal.append(reply)  # there is always room, and rr never waits
+            answer = self._reliably("POST", "/v1/decisions", {"queue": QUEUE})
+            if answer is not None and {d["job"] for d in answer["decisions"]} < {"j0", "j1", "j2"}:
+                self.illegal.append(answer)
+            tick += 1
+        self.view = self._reliably("GET", f"/v1/clusters/{self.cluster}", None)
+        self._client.close()
+
+    def _reliably(self, method: str, path: str, document: Any) -> Any:
+        self.num_calls += 1
+        failure: Any = None
+        for _ in range(MAX_TRIES):
+            try:
+                status, reply = self._client(method, path, document)
+                if status < 300:
+                    return reply
+                failure = (status, reply)
+                if status < 500:
+                    break
+            except (OSError, http.client.HTTPException) as error:
+                failure = repr(error)
+            self.num_repeats += 1
+            time.sleep(0.25)
+        self.lost.append((path, failure))
+        return None
+
+
+def _processes(service: dict[str, Any], name: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process(service["process"].pid).children(recursive=True):
+        try:
+            if process.cmdline()[0].startswith(f"ray::{name}"):
+                found.append(process)
+        except (psutil.NoSuchProcess, IndexError):
+            continue
+    return found
+
+
+def _wait_for_replicas(service: dict[str, Any], callers: list[Caller], killed: set[int]) -> None:
+    """Wait until two replicas answer again, or long enough for the test to go on."""
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        alive = {p.pid for p in _processes(service, "ServeReplica")} - killed
+        if len(alive) >= 2:
+            return
+        time.sleep(0.2)
+    pytest.fail(f"a killed replica did not come back; lost so far: {[c.lost for c in callers]}")
+
+
+def test_nothing_is_lost_when_processes_die_and_versions_change(tmp_path: Path) -> None:
+    options = ["--policy", "rr", "--min-replicas", "2", "--shield.sla-cap", "1.0"]
+    with serve_process(tmp_path, *options) as service:
+        stop = threading.Event()
+        callers = [Caller(service, f"c{i}", stop) for i in range(NUM_CALLERS)]
+        for caller in callers:
+            caller.start()
+        admin = Client(service["port"], service["token"])
+        killed: set[int] = set()
+        for round_number in range(3):
+            time.sleep(1.0)
+            _wait_for_replicas(service, callers, killed)
+            victim = _processes(service, "ServeReplica")[0]
+            killed.add(victim.pid)
+            victim.kill()
+            time.sleep(1.0)
+            (store,) = _processes(service, "StoreProcess")
+            store.kill()
+            time.sleep(1.0)
+            version = {"source": "rr", "name": f"rr-{round_number}"}
+            for _ in range(MAX_TRIES):
+                try:
+                    if admin("POST", "/v1/policies", version)[0] == 200:
+                        break
+                except (OSError, http.client.HTTPException):
+                    pass
+                time.sleep(0.25)
+            else:
+                pytest.fail("a new version could not be loaded")
+        time.sleep(1.0)
+        stop.set()
+        for caller in callers:
+            caller.join(30)
+        admin.close()
+        total = sum(caller.num_calls for caller in callers)
+        repeats = sum(caller.num_repeats for caller in callers)
+        print(f"{total} calls, {repeats} repeated by their client")
+        for caller in callers:
+            assert caller.lost == []
+            assert caller.illegal == []
+            counters = caller.view["counters"]
+            assert caller.view["tick"] == caller.num_sent - 1  # no tick lost, none twice
+            assert counters["arrived"] == caller.num_sent
+            assert counters["started"] == caller.num_sent
+        assert repeats < 0.2 * total
