@@ -6,8 +6,13 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test check bench clean
 
-demo: $(READY)  ## compare the heuristics on held-out seeds, and draw power against SLA
-	$(BIN)/cloudsched compare --preset default --workload poisson --out runs/demo
+demo: $(READY)  ## train a policy, compare it with the rules on held-out seeds, serve it, ask it over HTTP
+	$(BIN)/cloudsched clone --teacher power_aware+headroom --rounds 20 --out runs/demo/clone
+	$(BIN)/cloudsched train rllib_configs/ppo.py --start runs/demo/clone --minutes 2.5 --out runs/demo/train
+	$(BIN)/cloudsched compare --workload poisson --out runs/demo --policies rr sjf ffd power_aware \
+		power_aware+headroom best_fit+sleep@poisson headroom@poisson runs/demo/train/bundle
+	$(BIN)/python serve/simulated_hour.py --policy runs/demo/train/bundle
+	@echo "picture: runs/demo/power_sla.png"
 
 test: $(READY)  ## run every test
 	$(BIN)/python -m pytest
@@ -21,8 +26,9 @@ check: $(READY)  ## what CI runs: lint, types, import directions, tests
 	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest tests/sim tests/envs/test_cluster.py -m "not slow"
 	$(BIN)/coverage report --include "cloudsched/sim/*,cloudsched/envs/observation.py"
 
-bench: $(READY)  ## steps a second of the simulator and of its yardsticks
-	$(BIN)/cloudsched bench env
+bench: $(READY)  ## speeds of simulator, training, offline learning and serving, beside their peers
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
+	for part in env train offline serve; do $(BIN)/cloudsched bench $$part; done
 
 clean:  ## remove the virtual environment, results and compiled kernels
 	rm -rf $(VENV) runs

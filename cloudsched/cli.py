@@ -13,7 +13,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -53,19 +53,39 @@ VERBS: Registry[Verb] = Registry(
             "Simulate",
             "watch one episode, or save it as GIF or PNG",
         ),
+        "clone": Verb(
+            "cloudsched.commands.clone", "Clone", "teach a network to decide as a heuristic does"
+        ),
         "train": Verb("cloudsched.commands.train", "Train", "train a policy with an RLlib config"),
         "tune-heuristic": Verb(
-            "cloudsched.commands.tune", "TuneHeuristic", "search a heuristic's best numbers"
+            "cloudsched.commands.tune", "TuneHeuristic", "search for a heuristic's best numbers"
         ),
+        "serve": Verb("cloudsched.commands.serve", "Serve", "the policy over HTTP and gRPC"),
         "bench env": Verb(
-            "cloudsched.commands.bench", "BenchEnv", "steps a second, beside the yardsticks"
+            "cloudsched.commands.bench",
+            "BenchEnv",
+            "the simulator's steps a second, beside CartPole's",
         ),
         "bench train": Verb(
-            "cloudsched.commands.bench_train", "BenchTrain", "PPO's speed, beside its peers"
+            "cloudsched.commands.bench_train",
+            "BenchTrain",
+            "PPO's steps a second, beside other trainers'",
         ),
-        "workloads": Verb("cloudsched.commands.listing", "Workloads", "what may arrive"),
-        "policies": Verb("cloudsched.commands.listing", "Policies", "what may decide"),
-        "presets": Verb("cloudsched.commands.listing", "Presets", "the rules of a cluster"),
+        "bench offline": Verb(
+            "cloudsched.commands.bench_offline",
+            "BenchOffline",
+            "recording and offline learning, beside two yardsticks",
+        ),
+        "bench serve": Verb(
+            "cloudsched.commands.bench_serve", "BenchServe", "the service's speed, beside its peers"
+        ),
+        "workloads": Verb(
+            "cloudsched.commands.listing", "Workloads", "what may arrive, and its options"
+        ),
+        "policies": Verb("cloudsched.commands.listing", "Policies", "what may decide, by name"),
+        "presets": Verb(
+            "cloudsched.commands.listing", "Presets", "the rules of a cluster, and all settings"
+        ),
     },
 )
 
@@ -79,8 +99,19 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return _guarded(lambda: _dispatch(words))
+
+
+def run_script(command_class: type[Any], program: str, argv: Sequence[str] | None = None) -> int:
+    """Run a script whose options are a dataclass, as if it were a verb; return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return _guarded(lambda: _run(command_class, program, words))
+
+
+def _guarded(call: Callable[[], int]) -> int:
+    """Turn mistakes and interrupts into exit codes and a line on stderr."""
     try:
-        code = _dispatch(words)
+        code = call()
         sys.stdout.flush()
         return code
     except CloudschedError as error:
@@ -111,9 +142,12 @@ def _dispatch(words: list[str]) -> int:
         return OK
     name, rest = " ".join(words[:length]), words[length:]
     verb = VERBS[name]
-    command_class = getattr(import_module(verb.module), verb.class_name)
+    return _run(getattr(import_module(verb.module), verb.class_name), f"cloudsched {name}", rest)
+
+
+def _run(command_class: type[Any], program: str, words: list[str]) -> int:
     try:
-        command = _parse(command_class, f"cloudsched {name}", rest)
+        command = _parse(command_class, program, words)
     except SystemExit as stop:  # after --help
         return int(stop.code or OK)
     command.run()

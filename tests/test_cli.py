@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import fcntl
 import json
 import os
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +24,7 @@ from PIL import Image
 from cloudsched import __version__, cli
 from cloudsched.commands.options import nested, parse_pairs
 from cloudsched.envs.catalog import PRESETS
+from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.heuristics.catalog import BASES, HEURISTICS
 from cloudsched.metrics import METRICS
@@ -83,7 +90,8 @@ def test_the_overview_names_every_verb(shell: Shell) -> None:
         (["evaluate", "--policy", "rr", "--workload", "swf"], "path"),
         (["evaluate", "--policy", "rr", "--preset", "larg"], "Did you mean 'large'?"),
         (["evaluate", "--policy", "rr", "--set", "wake_delay=5"], "'wake_delay_ticks'"),
-        (["evaluate", "--policy", "rr", "--set", "fleet.servers=5"], "No setting named 'servers'"),
+        (["evaluate", "--policy", "rr", "--set", "fleet.servers=5"], "named 'fleet.servers'"),
+        (["evaluate", "--policy", "rr", "--set", "reward.alpha=-1"], "reward.alpha=-1: expected"),
         (["evaluate", "--policy", "rr", "--set", "sleep"], "expected KEY=VALUE"),
         (["evaluate", "--policy", "rr", "--workload-option", "no=1"], "No setting named 'no'"),
         (["evaluate", "--policy", "rr", "--out", "/dev/null/x"], "is not a folder"),
@@ -138,6 +146,25 @@ def test_evaluate_prints_settings_first_and_paths_last(shell: Shell, tmp_path: P
     assert sorted(map(str, out_folder.iterdir())) == sorted(files)
     document = json.loads((out_folder / "evaluation.json").read_text())
     assert document["files"] == {"json": files[0], "parquet": files[1]}
+
+
+def test_one_seed_has_no_interval_to_show(shell: Shell, tmp_path: Path) -> None:
+    one = ["--seeds", "1", "--set", "episode_ticks=40"]
+    code, out, err = shell("evaluate", "--policy", "rr", *one)
+    assert (code, err) == (0, "one seed: no interval\n")
+    (line,) = (line for line in out.splitlines() if "mean_power_w" in line)
+    assert line.count("n/a") == 2
+    code, out, err = shell("evaluate", "--policy", "rr", "--json", *one)
+    power = json.loads(out)["mean_power_w"]
+    assert power["ci_low"] == power["mean"] == power["ci_high"]
+    assert err.endswith("one seed: no interval\n")
+    words = ["compare", "--policies", "rr", "sjf", "--out", str(tmp_path), *one]
+    code, out, err = shell(*words)
+    assert (code, err) == (0, "one seed: no interval\n")
+    assert "1 test seed: one seed: no interval; differences" in out
+    (line,) = (line for line in out.splitlines() if line.startswith("  sjf "))
+    assert line.count("n/a") >= 3
+    assert "n/a" not in shell("evaluate", "--policy", "rr", *TINY)[1]
 
 
 def test_train_and_test_seeds_are_chosen_by_the_split(shell: Shell) -> None:
@@ -241,18 +268,100 @@ def test_simulate_shows_clusters_that_decide_once_a_tick(shell: Shell) -> None:
     assert "tick 4/5" in out
 
 
+def test_the_live_view_fits_a_terminal_of_80_by_24() -> None:
+    words = ["simulate", "--ticks", "4", "--fps", "50", "--load", "10"]
+    leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    for name in ("COLUMNS", "LINES"):
+        environment.pop(name, None)
+    process = subprocess.Popen(command(*words), stdout=follower, stderr=follower, env=environment)
+    os.close(follower)
+    output = b""
+    with contextlib.suppress(OSError):  # how Linux tells that the other end is closed
+        while block := os.read(leader, 65_536):
+            output += block
+    os.close(leader)
+    assert process.wait() == 0
+    text = output.decode().replace("\r\n", "\n")
+    # Rich draws a frame from the upper left corner of the other screen.
+    live = text[text.index("\x1b[?1049h") : text.index("\x1b[?1049l")]
+    frames = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", frame) for frame in live.split("\x1b[H")[1:]]
+    frames = [frame for frame in frames if frame.strip()]
+    assert len(frames) == 4
+    for tick, frame in enumerate(frames):
+        lines = frame.split("\n")
+        assert len(lines) <= 24
+        assert max(map(len, lines)) <= 80
+        assert lines[0].startswith(f"tick {tick}/4")
+        assert re.search(r"^ *14 (active|waking|asleep)", frame, re.MULTILINE)
+        assert "queue: " in frame
+    assert re.search(r"; the first [2-5]:", frames[-1])
+
+
 @pytest.mark.parametrize(
     ("verb", "names"),
     [("workloads", WORKLOADS), ("policies", HEURISTICS), ("presets", PRESETS)],
 )
-def test_listings_have_a_line_for_each(shell: Shell, verb: str, names: Any) -> None:
+def test_listings_name_everything(shell: Shell, verb: str, names: Any) -> None:
     described = shell.json(verb, "--json")
-    lines = shell(verb)[1].splitlines()
     assert set(names) <= set(described)
-    assert len(lines) == len(described)
-    for line, (name, description) in zip(lines, described.items(), strict=True):
-        assert line.startswith(f"{name} ")
-        assert line.endswith(description)
+    lines = shell(verb)[1].splitlines()
+    for name, entry in described.items():
+        description = entry if isinstance(entry, str) else entry["description"]
+        (line,) = (line for line in lines if line.startswith(f"{name} "))
+        assert line[len(name) :].strip().startswith(description[:40])
+
+
+@pytest.mark.parametrize("verb", ["workloads", "presets"])
+def test_listings_of_settings_fit_100_columns(shell: Shell, verb: str) -> None:
+    assert max(map(len, shell(verb)[1].splitlines())) <= 100
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads_are_listed_with_every_option_its_default_and_its_meaning(
+    shell: Shell, name: str
+) -> None:
+    kind = WORKLOADS[name].options
+    options = shell.json("workloads", "--json")[name]["options"]
+    assert list(options) == [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for f in dataclasses.fields(kind):  # type: ignore[arg-type]
+        default = options[f.name]["default"]
+        assert default == (list(f.default) if isinstance(f.default, tuple) else f.default)
+        assert options[f.name]["meaning"].endswith(".")
+
+
+def test_the_listing_of_workloads_shows_defaults_of_the_class_that_changes_them(
+    shell: Shell,
+) -> None:
+    text = shell("workloads")[1]
+    diurnal, bursty = text.index("\ndiurnal "), text.index("\nbursty ")
+    assert "  cpu_max=0.5   " in text[diurnal:bursty]
+    assert "  cpu_max=0.2   " in text[bursty:]
+    assert "Largest CPU demand." in text[bursty:]
+
+
+def test_presets_are_listed_with_what_they_change(shell: Shell) -> None:
+    presets = shell.json("presets", "--json")
+    assert presets["default"]["changes"] == {}
+    assert presets["large"]["changes"] == {"fleet.num_servers": 500, "queue_capacity": 20_000}
+    for name, preset in presets.items():
+        changes = nested(preset["changes"])
+        assert Scenario(settings=changes).config == PRESETS[name].config
+    text = shell("presets")[1]
+    assert "changes fleet.num_servers=500  queue_capacity=20000" in text
+    assert "  reward.beta=60 " in text
+
+
+def test_listings_start_without_the_compiler() -> None:
+    code = (
+        "import sys; from cloudsched import cli; "
+        "codes = [cli.main([verb]) for verb in ('--help', 'policies', 'workloads', 'presets')]; "
+        "heavy = {'numba', 'gymnasium', 'pyarrow', 'matplotlib', 'torch', 'ray'}; "
+        "print(codes, sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "[0, 0, 0, 0] []\n"
 
 
 def command(*words: str) -> list[str]:
@@ -300,6 +409,9 @@ def test_an_interrupt_leaves_one_line_and_nothing_half_written(tmp_path: Path) -
     [
         (["tune-heuristic", "--workloads", "--evaluations", "5"], "--workloads is empty"),
         (["tune-heuristic", "--num-seeds", "300"], "from 1 to 50"),
+        (["tune-heuristic", "--num-seeds", "0"], "--num-seeds 0: expected at least 1"),
+        (["tune-heuristic", "--set", "wake_delay=5"], "Did you mean 'wake_delay_ticks'?"),
+        (["tune-heuristic", "--workload-option", "no=1"], "No setting named 'no'"),
         (["tune-heuristic", "--out", "/proc/tuned.json", "--evaluations", "5"], "/proc"),
         (["evaluate", "--policy", "rr", "--set", "fleet.resources=cpu,cpu"], "different names"),
         (["train", "absent.py"], "No config file 'absent.py'"),
@@ -311,6 +423,29 @@ def test_further_mistakes_cost_one_line_too(
     assert cli.main(words) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert message in error
+
+
+def test_a_heuristic_is_tuned_for_changed_settings_and_records_them(
+    shell: Shell, tmp_path: Path
+) -> None:
+    path = tmp_path / "tuned.json"
+    words = ["--policy", "best_fit+sleep", "--workloads", "bursty", "--num-seeds", "2"]
+    words += ["--evaluations", "8", "--population", "4", "--out", str(path), "--json"]
+    words += ["--workload-option", "mean_tasks=3"]
+    changes = ["episode_ticks=30", "fleet.num_servers=4", "wake_delay_ticks=2"]
+    tuned = shell.json("tune-heuristic", *words, "--set", *changes)
+    assert tuned == json.loads(path.read_text())
+    assert tuned["settings"] == {
+        "episode_ticks": 30,
+        "fleet": {"num_servers": 4},
+        "wake_delay_ticks": 2,
+    }
+    assert tuned["workload_options"] == {"mean_tasks": 3}
+    # The return it claims is that of those settings.
+    words = ["--policy", str(path), "--workload", "bursty", "--split", "train", "--seeds", "2"]
+    words += ["--workload-option", "mean_tasks=3", "--json", "--set", *changes]
+    evaluated = shell.json("evaluate", *words)
+    assert evaluated["episode_return"]["mean"] == pytest.approx(tuned["train_return"], rel=1e-9)
 
 
 def test_resources_may_be_written_with_commas(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,18 @@ TINY = {
     "02_compare_policies.ipynb": (
         "num_seeds = 3\nsettings = {'episode_ticks': 40}\nworkload = 'poisson'"
     ),
+    "03_offline_cmdp.ipynb": (
+        "workload = 'poisson'\nsettings = {'episode_ticks': 60}\nnum_episodes = 40\nnum_steps = 3\n"
+        "num_critic_steps = 3\nnum_seeds = 2\ncost_limit = 0.01"
+    ),
+    "04_serving.ipynb": "bundle_folder = None\nnum_ticks = 10\nnum_clusters = 2",
 }
-PICTURES = {"01_simulator.ipynb": 2, "02_compare_policies.ipynb": 1}
+PICTURES = {
+    "01_simulator.ipynb": 2,
+    "02_compare_policies.ipynb": 1,
+    "03_offline_cmdp.ipynb": 1,
+    "04_serving.ipynb": 1,
+}
 
 
 def test_every_notebook_is_tested() -> None:
