@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Any, ClassVar, NoReturn, Self, get_type_hints
+from typing import Any, ClassVar, NoReturn, Self, get_args, get_type_hints
 
 from cloudsched.errors import ConfigError, suggestion
 
@@ -28,9 +28,9 @@ class Settings:
         arguments: dict[str, Any] = {}
         for key, value in values.items():
             cls._known(key, names)
-            kind = kinds[key]
-            if is_dataclass(kind) and isinstance(value, Mapping):
-                value = kind.from_dict(value)  # type: ignore[union-attr]
+            for kind in get_args(kinds[key]) or (kinds[key],):  # the settings in `Settings | None`
+                if is_dataclass(kind) and isinstance(value, Mapping):
+                    value = kind.from_dict(value)  # type: ignore[union-attr]
             arguments[key] = tuple(value) if isinstance(value, list) else value
         return cls(**arguments)
 

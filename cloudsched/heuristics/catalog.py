@@ -71,7 +71,8 @@ SLEEP_DESCRIPTIONS = {
 def compose(order: str, placement: str, sleep: str, **numbers: float) -> HeuristicConfig:
     """Combine an order, a placement and a sleep controller; `numbers` override their defaults."""
     # The placement comes second: first-fit decreasing orders by size before anything else.
-    return HeuristicConfig(sleep=sleep, **{**ORDERS[order], **PLACEMENTS[placement], **numbers})
+    weights: dict[str, Any] = {**ORDERS[order], **PLACEMENTS[placement], **numbers}
+    return HeuristicConfig(sleep=sleep, **weights)
 
 
 def _entries() -> dict[str, HeuristicEntry]:

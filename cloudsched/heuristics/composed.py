@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from cloudsched.config import ClusterConfig
 from cloudsched.envs.observation import columns
 from cloudsched.errors import ConfigError
+from cloudsched.heuristics.adaptive import RuleNumbers
 from cloudsched.heuristics.kernels import CURVE_STEPS, FleetTable, decide
-from cloudsched.heuristics.parameters import HeuristicConfig, parameter_records
+from cloudsched.heuristics.parameters import HeuristicConfig
 from cloudsched.sim.engine import ClusterEngine
 from cloudsched.sim.fleet import Fleet
 
@@ -36,16 +37,16 @@ class HeuristicPolicy:
         fleet: Fleet | None = None,
     ) -> None:
         configs = [heuristics] if isinstance(heuristics, HeuristicConfig) else list(heuristics)
-        self._parameters = parameter_records(configs)
         self._columns = columns(cluster.num_resources)
+        self._numbers = RuleNumbers(configs, self._columns)
         self._fleet = fleet_table(cluster, fleet)
         self.reset(len(configs))
 
     def reset(self, num_clusters: int) -> None:
         """Forget which server round robin used last."""
-        if len(self._parameters) not in (1, num_clusters):
+        if len(self._numbers.fixed) not in (1, num_clusters):
             raise ConfigError(
-                f"{len(self._parameters)} heuristics for {num_clusters} clusters; "
+                f"{len(self._numbers.fixed)} heuristics for {num_clusters} clusters; "
                 "expected one for all, or one for each."
             )
         self.last_server = np.full(num_clusters, -1, np.int64)
@@ -58,7 +59,7 @@ class HeuristicPolicy:
         decide(
             self._fleet,
             self._columns,
-            self._parameters,
+            self._numbers(observation),
             observation["servers"],
             observation["jobs"],
             observation["context"],

@@ -5,8 +5,9 @@ Every classic rule is a point in this space, so one kernel runs them all and one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,42 @@ from cloudsched.config import Settings
 from cloudsched.sim.records import records
 
 SLEEP_CONTROLLERS = ("never", "idle_timeout", "utilisation_band", "headroom")
+SIGNALS = ("load", "unevenness", "job_size", "wake_delay", "surge", "late")
+"""What numbers may answer to, all about between -1 and 1. load: CPU work arriving over 200 ticks;
+unevenness: the root mean square of it over its mean, as a log; job_size: work of a mean job, as a
+log; wake_delay; surge: work of the last 5 ticks beyond that of 200; late: late jobs queued."""
+
+# Range that the search may use for each number.
+RANGES: dict[str, tuple[float, float]] = {
+    "order_wait": (-3.0, 0.0),
+    "order_duration": (-1.0, 3.0),
+    "order_laxity": (0.0, 3.0),
+    "order_size": (-50.0, 50.0),
+    "scan_depth": (1.0, 8.0),
+    "place_leftover": (-2.0, 2.0),
+    "place_alignment": (-2.0, 2.0),
+    "place_power": (-1.0, 3.0),
+    "place_energy": (0.0, 5.0),
+    "place_extension": (0.0, 5.0),
+    "place_idle": (-2.0, 3.0),
+    "hold_laxity": (-1.0, 40.0),
+    "timeout_ticks": (0.0, 60.0),
+    "spare_servers": (0.0, 6.0),
+    "band_low": (0.05, 0.95),
+    "band_high": (0.3, 1.2),
+    "headroom_constant": (-3.0, 5.0),
+    "headroom_root": (-1.0, 3.0),
+    "headroom_queued": (0.0, 3.0),
+    "headroom_urgent": (0.0, 4.0),
+    "urgent_ticks": (0.0, 15.0),
+    "headroom_rate": (-1.0, 1.0),
+    "headroom_trend": (-1.0, 2.0),
+    "headroom_release": (-0.5, 1.5),
+    "hysteresis": (0.0, 3.0),
+    "min_idle_ticks": (0.0, 20.0),
+    "idle_bias": (-0.5, 3.0),
+}
+
 NEVER_SLEEP, IDLE_TIMEOUT, UTILISATION_BAND, HEADROOM = range(len(SLEEP_CONTROLLERS))
 
 
@@ -92,25 +129,41 @@ class HeuristicConfig(Settings):
     idle_bias: float = 0.0
     """Servers rank by (full-load watts + this * idle watts) / CPU; low ones wake first."""
 
+    answers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """How numbers follow the site: by name, the share of its range that a number moves when a
+    signal is one, for each of SIGNALS; empty for numbers that stay."""
+
     def __post_init__(self) -> None:
         self._choice("sleep", SLEEP_CONTROLLERS)
-        for f in fields(self):
-            if f.name != "sleep":
-                self._number(f.name, low=-1e9, high=1e9)
+        for name in NUMBER_FIELDS:
+            self._number(name, low=-1e9, high=1e9)
+        if not isinstance(self.answers, Mapping) or not all(map(self._is_answer, self.answers)):
+            self._refuse(
+                "answers",
+                f"expected {len(SIGNALS)} finite weights for some of: {', '.join(RANGES)}.",
+            )
+
+    def _is_answer(self, name: str) -> bool:
+        weights = self.answers[name]
+        has_all = isinstance(weights, Sequence) and len(weights) == len(SIGNALS)
+        return name in RANGES and has_all and all(map(_is_finite, weights))
 
 
+NUMBER_FIELDS = tuple(f.name for f in fields(HeuristicConfig) if f.name not in ("sleep", "answers"))
 PARAMETER_DTYPE = np.dtype(
-    [(f.name, np.int64 if f.name == "sleep" else np.float64) for f in fields(HeuristicConfig)],
-    align=True,
+    [("sleep", np.int64), *((name, np.float64) for name in NUMBER_FIELDS)], align=True
 )
 
 
 def parameter_records(configs: Sequence[HeuristicConfig]) -> NDArray[np.void]:
     """Return one record for each config, as the kernel reads them."""
     table = records(len(configs), PARAMETER_DTYPE)
-    for f in fields(HeuristicConfig):
-        column = [getattr(config, f.name) for config in configs]
-        if f.name == "sleep":
-            column = [SLEEP_CONTROLLERS.index(name) for name in column]
-        table[f.name] = column
+    table["sleep"] = [SLEEP_CONTROLLERS.index(config.sleep) for config in configs]
+    for name in NUMBER_FIELDS:
+        table[name] = [getattr(config, name) for config in configs]
     return table
+
+
+def _is_finite(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)  # type: ignore[arg-type]

@@ -21,42 +21,11 @@ from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.heuristics.composed import HeuristicPolicy
-from cloudsched.heuristics.parameters import HeuristicConfig
+from cloudsched.heuristics.parameters import RANGES, HeuristicConfig
 from cloudsched.metrics import episode_return
 from cloudsched.policy import Policy
 from cloudsched.sim.engine import wake_delay_of
 from cloudsched.sim.jobs import JobTable
-
-# Range that the search may use for each number.
-RANGES: dict[str, tuple[float, float]] = {
-    "order_wait": (-3.0, 0.0),
-    "order_duration": (-1.0, 3.0),
-    "order_laxity": (0.0, 3.0),
-    "order_size": (-50.0, 50.0),
-    "scan_depth": (1.0, 8.0),
-    "place_leftover": (-2.0, 2.0),
-    "place_alignment": (-2.0, 2.0),
-    "place_power": (-1.0, 3.0),
-    "place_energy": (0.0, 5.0),
-    "place_extension": (0.0, 5.0),
-    "place_idle": (-2.0, 3.0),
-    "hold_laxity": (-1.0, 40.0),
-    "timeout_ticks": (0.0, 60.0),
-    "spare_servers": (0.0, 6.0),
-    "band_low": (0.05, 0.95),
-    "band_high": (0.3, 1.2),
-    "headroom_constant": (-3.0, 5.0),
-    "headroom_root": (-1.0, 3.0),
-    "headroom_queued": (0.0, 3.0),
-    "headroom_urgent": (0.0, 4.0),
-    "urgent_ticks": (0.0, 15.0),
-    "headroom_rate": (-1.0, 1.0),
-    "headroom_trend": (-1.0, 2.0),
-    "headroom_release": (-0.5, 1.5),
-    "hysteresis": (0.0, 3.0),
-    "min_idle_ticks": (0.0, 20.0),
-    "idle_bias": (-0.5, 3.0),
-}
 
 _ORDER_AND_PLACEMENT = tuple(
     name for name in RANGES if name.startswith(("order_", "place_", "scan_", "hold_"))
@@ -130,8 +99,8 @@ def tune_heuristic(
     """
     if not names:
         raise ConfigError(f"A heuristic with sleep={start.sleep!r} has no numbers to tune.")
-    score = _Scorer(scenarios, seeds, make_policy or _plain_policy)
-    start_return = score([start])
+    score = Scorer(scenarios, seeds, make_policy or plain_policy)
+    start_return = score([start]).mean(axis=2)
     scale = np.abs(start_return[:, 0]) if len(scenarios) > 1 else np.ones(1)
     low, high = np.array([RANGES[name] for name in names]).T
     origin = np.array([getattr(start, name) for name in names])
@@ -147,7 +116,8 @@ def tune_heuristic(
             configs = [_moved(start, names, low + (high - low) * np.asarray(x)) for x in points]
             # The mean of the search is often better than any sample of it.
             mean = low + (high - low) * np.clip(search.mean, 0.0, 1.0)
-            returns = (score([*configs, _moved(start, names, mean)]) / scale[:, None]).mean(axis=0)
+            scores = score([*configs, _moved(start, names, mean)]).mean(axis=2)
+            returns = (scores / scale[:, None]).mean(axis=0)
             search.tell(points, (-returns[:-1]).tolist())
             configs.append(_moved(start, names, mean))
             done += len(configs)
@@ -180,30 +150,34 @@ def _moved(
     return start.replace(**changes)
 
 
-class _Scorer:
+class Scorer:
     """Runs candidates on all scenarios and seeds; environments are built once."""
 
     def __init__(
         self, scenarios: Sequence[Scenario], seeds: Sequence[int], make_policy: MakePolicy
     ) -> None:
         self._make_policy = make_policy
-        self._num_seeds = len(seeds)
         self._threads = max(1, os.cpu_count() or 1)
+        self._scenarios = scenarios
+        self._single = [_environment(scenario, 1) for scenario in scenarios]
+        self._envs: dict[tuple[int, int, int], ClusterVectorEnv] = {}
+        self.face(seeds)
+
+    def face(self, seeds: Sequence[int]) -> None:
+        """Take these arrivals from now on."""
+        self._num_seeds = len(seeds)
         self._tables: list[list[JobTable]] = []
         self._wake_delays: list[list[int]] = []
-        self._scenarios = scenarios
-        self._envs: dict[tuple[int, int, int], ClusterVectorEnv] = {}
-        for scenario in scenarios:
-            env = _environment(scenario, 1)
+        for env in self._single:
             ticks = env.config.episode_ticks
             self._tables.append([env.workload.jobs(seed, ticks) for seed in seeds])
             self._wake_delays.append([wake_delay_of(env.config, seed) for seed in seeds])
 
     def __call__(self, configs: Sequence[HeuristicConfig]) -> NDArray[np.float64]:
-        """Return (scenarios, candidates) mean episode returns."""
+        """Return (scenarios, candidates, seeds) episode returns."""
         shards = np.array_split(np.arange(len(configs)), min(self._threads, len(configs)))
         work = [(i, j) for i in range(len(self._scenarios)) for j in range(len(shards))]
-        result = np.zeros((len(self._scenarios), len(configs)))
+        result = np.zeros((len(self._scenarios), len(configs), self._num_seeds))
         with ThreadPoolExecutor(self._threads) as pool:
             scores = pool.map(lambda ij: self._run(ij, [configs[c] for c in shards[ij[1]]]), work)
             for (i, j), returns in zip(work, scores, strict=True):
@@ -229,11 +203,11 @@ class _Scorer:
         )
         while not env.advance(policy.act(observation)).is_truncated.all():
             pass
-        returns = episode_return(env.engine).reshape(len(configs), self._num_seeds)
-        return np.asarray(returns.mean(axis=1))
+        return np.asarray(episode_return(env.engine).reshape(len(configs), self._num_seeds))
 
 
-def _plain_policy(env: ClusterVectorEnv, configs: Sequence[HeuristicConfig]) -> Policy:
+def plain_policy(env: ClusterVectorEnv, configs: Sequence[HeuristicConfig]) -> Policy:
+    """Run the candidates as they are."""
     return HeuristicPolicy(env.config, configs)
 
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from cloudsched.models.networks import QNetwork, SetNetwork
 from cloudsched.models.pairs import NUM_PAIR_FEATURES
+from cloudsched.models.prior import RuleCorrection, RulePrior
 
 Array = NDArray[np.float32]
 
@@ -149,13 +150,32 @@ class CompiledSetNetwork:
         return Scratch(**{name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
 
 
-def compile_network(network: nn.Module) -> CompiledSetNetwork | None:
+class CompiledCorrection:
+    """A compiled network beside the rule that it corrects."""
+
+    def __init__(self, network: CompiledSetNetwork, prior: RulePrior) -> None:
+        self._network = network
+        self._prior = prior
+
+    def logits(self, observation: Mapping[str, NDArray[Any]]) -> Array:
+        """Return (E, A) masked logits."""
+        logits = self._network.logits(observation)
+        actions, scores = self._prior(observation)
+        logits[np.arange(len(logits)), actions] += scores
+        return logits
+
+
+def compile_network(network: nn.Module) -> CompiledSetNetwork | CompiledCorrection | None:
     """Return the compiled twin of a network that has one.
 
     For action values it gives the advantages: the best action is the same.
     """
     if type(network) is QNetwork:
         network = network.network
+    if type(network) is RuleCorrection:
+        compiled = compile_network(network.network)
+        assert not isinstance(compiled, CompiledCorrection)
+        return None if compiled is None else CompiledCorrection(compiled, network.prior)
     is_plain = type(network) is SetNetwork
     if not is_plain or next(network.parameters()).device.type != "cpu":
         return None

@@ -63,14 +63,14 @@ class HierarchyCollector(RolloutCollector):
     def _estimate(self, network: Any, last_observations: LastObservations) -> None:
         """Fill in the advantages of each module, for its own reward."""
         for name, tables in self._tables.items():
-            value, next_value = tables.value.numpy(), self._next_value
-            self._fill_next_values(value, network[name], last_observations, next_value)
-            reward, advantage = self._own_reward(name), tables.advantage.numpy()
-            self._fill_advantages(reward, value, next_value, advantage)
-            torch.add(tables.value, tables.advantage, out=tables.value_target)
-            if self.group_size > 1:
-                reward = reward - self._shared_luck(reward, value, next_value)
-                self._fill_advantages(reward, value, next_value, advantage)
+            self._judge(
+                network[name],
+                self._own_reward(name),
+                tables.value,
+                last_observations,
+                tables.advantage,
+                tables.value_target,
+            )
 
     def _own_reward(self, name: str) -> FloatArray:
         if name == SUPERVISOR:

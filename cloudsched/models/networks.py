@@ -16,8 +16,11 @@ from torch import Tensor, nn
 
 from cloudsched.config import ClusterConfig, Settings
 from cloudsched.envs.observation import feature_shapes
+from cloudsched.errors import ConfigError
+from cloudsched.heuristics.parameters import HeuristicConfig
 from cloudsched.models.masking import mask_logits
 from cloudsched.models.pairs import NUM_PAIR_FEATURES, pair_features
+from cloudsched.models.prior import RuleCorrection, RulePrior
 from cloudsched.registry import Registry
 
 Observation = Mapping[str, Tensor]
@@ -40,12 +43,22 @@ class NetworkConfig(Settings):
     is_balanced: bool = True
     """set: whether a kind of action is as likely however many of it are legal. For probabilities;
     action values need no such correction."""
+    prior: HeuristicConfig | None = None
+    """The rule that the network corrects; None to start from nothing."""
+    prior_weight: float = 4.0
+    """Score of what the rule would do; the actions begin near zero."""
 
     def __post_init__(self) -> None:
         self._choice("kind", tuple(NETWORKS))
         for name in ("width", "context_width", "pair_width", "flat_width"):
             self._integer(name, low=1, high=65_536)
         self._flag("is_balanced")
+        self._number("prior_weight", low=0.0, high=100.0)
+        if self.prior is not None and self.prior.place_cycle != 0.0:
+            raise ConfigError(
+                "prior: a rule that takes servers in turn (place_cycle) remembers the last one; "
+                "expected a rule that decides from the observation alone."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +127,7 @@ class SetNetwork(nn.Module):
         width, context_width, pair_width = config.width, config.context_width, config.pair_width
         self.num_resources = sizes.num_resources
         self.is_balanced = config.is_balanced
+        self.has_prior = config.prior is not None
         self.server_in = nn.Linear(sizes.server_features, width)
         self.job_in = nn.Linear(sizes.job_features, width)
         self.context_in = nn.Linear(sizes.context_features, 2 * width, bias=False)
@@ -140,7 +154,8 @@ class SetNetwork(nn.Module):
         with torch.no_grad():
             self.server_out.weight[-2:] *= 0.01
             self.server_out.bias[-2:] = 0.0
-            calm = torch.tensor([1.0, -1.0, -1.0, 0.0])
+            # Beside a rule, that is the rule's business; toggles it did not ask for stay rare.
+            calm = torch.tensor([0.0 if self.has_prior else 1.0, -1.0, -1.0, 0.0])
             # In action values it is a reward, of about the size that decisions differ by.
             self.kind_out.bias.copy_(2.0 * calm if self.is_balanced else calm)
 
@@ -234,7 +249,7 @@ class QNetwork(nn.Module):
     ones.
     """
 
-    def __init__(self, network: FlatNetwork | SetNetwork) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
@@ -253,9 +268,16 @@ NETWORKS: Registry[type[FlatNetwork] | type[SetNetwork]] = Registry(
 )
 
 
-def build_network(sizes: ObservationSizes, config: NetworkConfig) -> FlatNetwork | SetNetwork:
-    """Build a network with fresh weights."""
-    return NETWORKS[config.kind](sizes, config)
+def build_network(sizes: ObservationSizes, config: NetworkConfig) -> nn.Module:
+    """Build a network with fresh weights, and beside it the rule that it corrects, if any."""
+    network = NETWORKS[config.kind](sizes, config)
+    if config.prior is None:
+        return network
+    is_balanced = config.is_balanced and config.kind == "set"
+    prior = RulePrior(
+        config.prior, config.prior_weight, sizes.num_resources, is_balanced=is_balanced
+    )
+    return RuleCorrection(network, prior)
 
 
 def _perceptron(inputs: int, width: int, outputs: int, *, is_open: bool = True) -> nn.Sequential:

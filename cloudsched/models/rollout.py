@@ -26,9 +26,9 @@ class Columns(NamedTuple):
     observation: dict[str, Tensor]  # (B, ...) each
     action: Tensor  # (B,) int64
     log_prob: Tensor  # (B,)
-    value: Tensor  # (B,)
-    advantage: Tensor  # (B,)
-    value_target: Tensor  # (B,)
+    value: Tensor  # (B,) as the critic says it: `symlog` of the value
+    advantage: Tensor  # (B,) over one plus the value's size
+    value_target: Tensor  # (B,) what the critic should have said
     reward: Tensor  # (B,) times `1 - gamma`
     cost: Tensor  # (B,) of SLA violations
     elapsed: Tensor  # (B,) int64, ticks that the decision took
@@ -38,7 +38,10 @@ class Columns(NamedTuple):
 class RolloutCollector:
     """Runs a network in E clusters and works out the advantages of its decisions.
 
-    Rewards are multiplied by `1 - gamma`, so that values are mean rewards a tick, of order one.
+    Rewards are multiplied by `1 - gamma`, so that values are mean rewards a tick. They are of order
+    one where all goes well and a hundred times that in a cluster full of late jobs, so critics
+    speak in `symlog` of the value, and advantages come in the same unit: divided by one plus the
+    value's size. Otherwise a few overloaded clusters decide what is learned for all.
 
     Args:
         env: with `copy=False` and same-step autoreset.
@@ -142,14 +145,40 @@ class RolloutCollector:
         return {name: table.to(self.device) for name, table in observation.items()}
 
     def _estimate(self, network: Network, last_observations: LastObservations) -> None:
-        """Fill in advantages, and the values that the critic should have given."""
-        value, next_value = self._value.numpy(), self._next_value
+        """Fill in advantages, and what the critic should have said."""
+        self._judge(
+            network,
+            self._reward,
+            self._value,
+            last_observations,
+            self._advantage,
+            self._value_target,
+        )
+
+    def _judge(
+        self,
+        network: Network,
+        reward: FloatArray,
+        said: Tensor,
+        last_observations: LastObservations,
+        out_advantage: Tensor,
+        out_target: Tensor,
+    ) -> None:
+        """Write advantages, and what a critic should have said; all are (T, E).
+
+        Args:
+            reward: what the network is paid.
+            said: what its critic did say.
+        """
+        value, next_value = symexp(said.numpy()), self._next_value
         self._fill_next_values(value, network, last_observations, next_value)
-        self._fill_advantages(self._reward, value, next_value, self._advantage.numpy())
-        torch.add(self._value, self._advantage, out=self._value_target)
+        advantage = out_advantage.numpy()
+        self._fill_advantages(reward, value, next_value, advantage)
+        out_target.copy_(torch.from_numpy(symlog(value + advantage)))
         if self.group_size > 1:
-            reward = self._reward - self._shared_luck(self._reward, value, next_value)
-            self._fill_advantages(reward, value, next_value, self._advantage.numpy())
+            calm = reward - self._shared_luck(reward, value, next_value)
+            self._fill_advantages(calm, value, next_value, advantage)
+        advantage /= 1.0 + np.abs(value)
 
     def _fill_next_values(
         self,
@@ -161,14 +190,14 @@ class RolloutCollector:
         """Write the (T, E) values of what each decision led to."""
         assert self._live is not None
         out_next_value[:-1] = value[1:]
-        out_next_value[-1] = network(self._on_device(self._live))[1].cpu().numpy()
+        out_next_value[-1] = symexp(network(self._on_device(self._live))[1].cpu().numpy())
         if last_observations:
             steps, clusters, observations = zip(*last_observations, strict=True)
             stacked = {
                 name: torch.from_numpy(np.stack([one[name] for one in observations]))
                 for name in self._live
             }
-            values = network(self._on_device(stacked))[1].cpu().numpy()
+            values = symexp(network(self._on_device(stacked))[1].cpu().numpy())
             out_next_value[list(steps), list(clusters)] = values
 
     def _fill_advantages(
@@ -201,6 +230,16 @@ class RolloutCollector:
     def _discount(self) -> FloatArray:
         """(T, E) discount of what follows each decision."""
         return np.power(self.gamma, self._elapsed, dtype=np.float32)
+
+
+def symlog(x: FloatArray) -> FloatArray:
+    """Return the logarithm of one plus the size, with the sign: nearly x itself around zero."""
+    return np.asarray(np.sign(x) * np.log1p(np.abs(x)))
+
+
+def symexp(x: FloatArray) -> FloatArray:
+    """Return what `symlog` came from; what a critic says beyond e**12 is taken for that."""
+    return np.asarray(np.sign(x) * np.expm1(np.minimum(np.abs(x), np.float32(12.0))))
 
 
 def training_env(num_envs: int, **scenario: object) -> ClusterVectorEnv:

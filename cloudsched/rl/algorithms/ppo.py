@@ -33,6 +33,7 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
         super().__init__(algo_class=algo_class or ClusterPPO)
         self.advantage_scaling = "running"
         self.target_kl: float | None = None
+        self.entropy_penalty = 0.0
         self.arrival_group_size = 4
         self.initial_weights: str | None = None
         self.environment(ENV_ID)
@@ -64,6 +65,7 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
         *,
         advantage_scaling: str = NotProvided,
         target_kl: float | None = NotProvided,
+        entropy_penalty: float = NotProvided,
         arrival_group_size: int = NotProvided,
         initial_weights: str | None = NotProvided,
         **kwargs: Any,
@@ -75,6 +77,10 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
                 with bursts of violations carry the signal, and keep their weight) or by that of
                 the `batch`; `none` leaves advantages alone.
             target_kl: end an update after the epoch in which the policy moved further than this.
+            entropy_penalty: what a nat of entropy costs, beside what `entropy_coeff` pays for it. A
+                policy that draws may learn to wake a server every other time; without the draws
+                it then never does. The penalty makes it decide, so that what is trained is what
+                acts in the end.
             arrival_group_size: clusters of a runner that see the same arrivals, so that the luck
                 which they share can be taken out of advantages; 1 for none.
             initial_weights: safetensors file with the weights to start from, of a cloned network
@@ -91,6 +97,8 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
             self.advantage_scaling = advantage_scaling
         if target_kl is not NotProvided:
             self.target_kl = target_kl
+        if entropy_penalty is not NotProvided:
+            self.entropy_penalty = entropy_penalty
         if arrival_group_size is not NotProvided:
             self.arrival_group_size = arrival_group_size
         if initial_weights is not NotProvided:

@@ -1,0 +1,149 @@
+"""A rule that a network corrects: what a heuristic would do counts as much as some score.
+
+A network that starts this way decides as the rule does, and learning moves it away from there only
+where that pays. The rule reads the observation alone, so the two together are a network like any
+other, for training, evaluation and serving, and for fleets of any size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cloudsched.envs.observation import columns
+from cloudsched.heuristics.adaptive import RuleNumbers
+from cloudsched.heuristics.kernels import CURVE_STEPS, FleetTable, decide
+from cloudsched.heuristics.parameters import HeuristicConfig
+
+LARGEST_W = 480.0
+"""What the thirstiest server is taken to draw at full load: observations only tell the proportions,
+and this is the draw in the fleet that the shipped rules were tuned on."""
+
+
+class RulePrior:
+    """A heuristic's action in each cluster, and the score to add to it.
+
+    Args:
+        rule: the heuristic; one that remembers nothing.
+        weight: the score.
+        is_balanced: whether the scores of an action are lowered by the log of how many of its kind
+            are legal, which is then made up for, so that the rule counts alike in every fleet.
+    """
+
+    def __init__(
+        self, rule: HeuristicConfig, weight: float, num_resources: int, *, is_balanced: bool
+    ) -> None:
+        self._columns = columns(num_resources)
+        self._numbers = RuleNumbers([rule], self._columns)
+        self._num_resources = num_resources
+        self._weight = weight
+        self._is_balanced = is_balanced
+        self._seen = np.zeros((0, 0), np.float32)
+        self._fleet: FleetTable | None = None
+
+    def __call__(
+        self, observation: Mapping[str, NDArray[Any]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return (E,) actions and (E,) scores; all rows are of one fleet."""
+        servers, mask = observation["servers"], observation["action_mask"]
+        actions, scores = np.empty(len(mask), np.int64), np.empty(len(mask), np.float32)
+        decide(
+            self._fleet_of(servers[0]),
+            self._columns,
+            self._numbers(observation),
+            servers,
+            observation["jobs"],
+            observation["context"],
+            mask,
+            np.full(len(mask), -1, np.int64),
+            actions,
+        )
+        num_pairs = servers.shape[1] * observation["jobs"].shape[1]
+        score_rule(
+            servers,
+            mask,
+            actions,
+            num_pairs,
+            self._columns.is_asleep,
+            self._weight,
+            self._is_balanced,
+            scores,
+        )
+        return actions, scores
+
+    def _fleet_of(self, servers_NF: NDArray[np.float32]) -> FleetTable:
+        """Return capacities and power curves, as far as an observation tells them."""
+        first = self._num_resources
+        facts = servers_NF[:, first : 2 * first + 3]  # capacity, and watts idle, full and half
+        if self._fleet is None or not np.array_equal(facts, self._seen):
+            self._seen = facts.copy()
+            self._fleet = _fleet_table(facts.astype(np.float64), self._num_resources)
+        return self._fleet
+
+
+class RuleCorrection(nn.Module):
+    """A network whose logits are added to the scores of a rule."""
+
+    def __init__(self, network: nn.Module, prior: RulePrior) -> None:
+        super().__init__()
+        self.network = network
+        self.prior = prior
+
+    def forward(self, observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return masked logits (B, A) and values (B,)."""
+        logits_BA, value_B = self.network(observation)
+        arrays = {name: tensor.cpu().numpy() for name, tensor in observation.items()}
+        action_B, score_B = (torch.from_numpy(a).to(logits_BA.device) for a in self.prior(arrays))
+        return logits_BA.scatter_add(1, action_B[:, None], score_B[:, None]), value_B
+
+
+def _fleet_table(facts: NDArray[np.float64], num_resources: int) -> FleetTable:
+    idle, full, half = facts[:, num_resources:].T
+    bend = np.log2(np.maximum(full - idle, 1e-6) / np.maximum(half - idle, 1e-6)).clip(0.1, 8.0)
+    loads = np.linspace(0.0, 1.0, CURVE_STEPS + 1)
+    curve = idle[:, None] + (full - idle)[:, None] * loads ** bend[:, None]
+    return FleetTable(curve_w=LARGEST_W * curve, server_worth=facts[:, :num_resources].mean(axis=0))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def score_rule(
+    servers: NDArray[np.float32],
+    mask: NDArray[np.int8],
+    actions: NDArray[np.int64],
+    num_pairs: int,
+    asleep_column: int,
+    weight: float,
+    is_balanced: bool,
+    out_scores: NDArray[np.float32],
+) -> None:
+    """Write what the rule's action gets in each cluster.
+
+    Args:
+        actions: (E,) of the rule.
+        num_pairs: K*N, the number of placements.
+        asleep_column: where `servers` says that a server sleeps.
+        out_scores: (E,) overwritten.
+    """
+    num_servers = servers.shape[1]
+    wait = mask.shape[1] - 1
+    for e in range(mask.shape[0]):
+        action = actions[e]
+        count = 1
+        if is_balanced and action < num_pairs:
+            count = 0
+            for a in range(num_pairs):
+                count += mask[e, a] != 0
+        elif is_balanced and action < wait:
+            is_asleep = servers[e, action - num_pairs, asleep_column]
+            count = 0
+            for n in range(num_servers):
+                is_alike = servers[e, n, asleep_column] == is_asleep
+                count += mask[e, num_pairs + n] != 0 and is_alike
+        out_scores[e] = weight + math.log(count)

@@ -1,0 +1,124 @@
+"""Numbers that follow the site, and the search that learns how."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.envs.observation import columns
+from cloudsched.envs.scenario import Scenario
+from cloudsched.errors import ConfigError
+from cloudsched.evaluation import evaluate
+from cloudsched.heuristics.adapting import ANSWERING, adapt_heuristic
+from cloudsched.heuristics.adaptive import RuleNumbers
+from cloudsched.heuristics.catalog import HEURISTICS
+from cloudsched.heuristics.composed import HeuristicPolicy
+from cloudsched.heuristics.parameters import RANGES, SIGNALS, HeuristicConfig
+
+RULE = HEURISTICS["power_aware+headroom"].config
+SHORT = Scenario(preset="mixed_wake", workload="mixture", settings={"episode_ticks": 60})
+
+
+def observation(num_envs: int = 6, steps: int = 300) -> dict[str, Any]:
+    env = ClusterVectorEnv(num_envs, copy=False, **SHORT.to_dict())
+    seen, _ = env.reset(seed=3)
+    policy = HeuristicPolicy(env.config, RULE)
+    for _ in range(steps):
+        seen, *_ = env.step(policy.act(seen))
+    return seen
+
+
+def signals_of(row: Any, num_servers: int) -> list[float]:
+    """Return the signals of one cluster's context, as `SIGNALS` describes them."""
+    at = columns(2)
+
+    def raw(column: int) -> float:
+        return float(row[column]) / (1.0 - float(row[column]))
+
+    load = raw(at.work_rate + 2)
+    jobs = num_servers * raw(at.work_rate - 1)
+    signals = [
+        (load - 0.5) / 0.3,
+        math.log(max(raw(at.work_rms), 1e-3) / max(load, 1e-3)) - 1.0,
+        math.log(num_servers * max(load, 1e-3) / max(jobs, 1e-3)) - 1.0,
+        (5.0 * raw(at.wake_delay) - 3.0) / 2.0,
+        (raw(at.work_rate) - load) / 0.3,
+        float(row[at.late]),
+    ]
+    return [min(max(signal, -2.0), 2.0) for signal in signals]
+
+
+def test_numbers_move_with_the_signals_and_stay_in_their_range() -> None:
+    seen = observation()
+    weights = {"headroom_constant": (0.1, -0.2, 0.3, 0.05, 0.0, 0.1), "hysteresis": (2.0,) * 6}
+    moved = RuleNumbers([RULE.replace(answers=weights)], columns(2))(seen)
+    plain = RuleNumbers([RULE], columns(2))(seen)[0]
+    values = {name: set() for name in weights}
+    for e, record in enumerate(moved):
+        signals = signals_of(seen["context"][e], seen["servers"].shape[1])
+        for name, row in weights.items():
+            low, high = RANGES[name]
+            want = plain[name] + (high - low) * sum(
+                w * s for w, s in zip(row, signals, strict=True)
+            )
+            assert record[name] == pytest.approx(min(max(want, low), high), rel=1e-4)
+            values[name].add(float(record[name]))
+        assert all(record[n] == plain[n] for n in moved.dtype.names if n not in weights)
+    assert len(values["headroom_constant"]) == 6  # sites differ
+
+
+def test_each_candidate_of_a_batch_answers_for_itself() -> None:
+    seen = observation()
+    rules = [RULE.replace(answers={"hysteresis": (0.1 * e,) * 6}) for e in range(6)]
+    together = RuleNumbers(rules, columns(2))(seen).copy()
+    for e, rule in enumerate(rules):
+        one = {name: array[e : e + 1] for name, array in seen.items()}
+        assert RuleNumbers([rule], columns(2))(one)[0] == together[e]
+
+
+def test_answers_survive_a_round_trip_and_zeros_change_nothing() -> None:
+    rule = RULE.replace(answers={"hysteresis": (0.0,) * 6})
+    again = HeuristicConfig.from_dict(rule.to_dict())
+    assert again == rule
+    first, second = (
+        evaluate(HeuristicPolicy(SHORT.config, one), SHORT, range(4)).metrics["episode_return"]
+        for one in (RULE, again)
+    )
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [{"hysteresis": (1.0,)}, {"hysterisis": (0.0,) * 6}, {"hysteresis": (math.nan,) * 6}, "none"],
+)
+def test_answers_that_make_no_sense_are_refused(answers: Any) -> None:
+    with pytest.raises(ConfigError, match="finite weights"):
+        RULE.replace(answers=answers)
+
+
+def test_the_search_learns_to_do_better_at_sites_it_has_not_seen() -> None:
+    # A start that keeps far too much awake, so that a few generations must help.
+    start = RULE.replace(headroom_constant=4.0)
+    medians = []
+    found = adapt_heuristic(
+        start,
+        SHORT,
+        evaluations=120,
+        population=12,
+        num_seeds=8,
+        step=0.1,
+        seed=0,
+        report=lambda progress: medians.append(progress.generation_return),
+    )
+    assert len(medians) == 10
+    assert set(found.answers) == set(ANSWERING)
+    assert all(len(row) == len(SIGNALS) for row in found.answers.values())
+    better, worse = (
+        evaluate(HeuristicPolicy(SHORT.config, one), SHORT, range(900, 932))
+        for one in (found, start)
+    )
+    assert better.summary["episode_return"].mean > worse.summary["episode_return"].mean

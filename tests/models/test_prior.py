@@ -1,0 +1,85 @@
+"""A network that corrects a rule starts as the rule, and can leave it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cloudsched.bundle import Bundle, load_bundle, save_bundle
+from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.envs.scenario import Scenario
+from cloudsched.errors import ConfigError
+from cloudsched.evaluation import evaluate
+from cloudsched.heuristics.catalog import HEURISTICS, make_heuristic
+from cloudsched.models.masking import log_probs
+from cloudsched.models.networks import NetworkConfig, ObservationSizes, build_network
+from cloudsched.rl.policy import NetworkPolicy
+
+NAME = "headroom@slow_wake/diurnal"
+RULE = HEURISTICS[NAME].config
+SHORT = Scenario(preset="slow_wake", workload="diurnal", settings={"episode_ticks": 80})
+
+
+def network(scenario: Scenario = SHORT, **settings: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = NetworkConfig(prior=RULE, **settings)
+    return build_network(ObservationSizes.of(scenario.config), config)
+
+
+@pytest.mark.parametrize("kind", ["set", "flat"])
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_without_training_it_decides_as_the_rule(kind: str, is_frozen: bool) -> None:
+    corrected = NetworkPolicy(network(kind=kind), is_frozen=is_frozen)
+    ours = evaluate(corrected, SHORT, range(4)).metrics
+    rule = evaluate(make_heuristic(NAME, SHORT.config), SHORT, range(4)).metrics
+    for name in ("episode_return", "toggles", "energy_kwh"):
+        np.testing.assert_array_equal(ours[name], rule[name])
+
+
+def test_the_rule_is_as_likely_in_a_large_fleet_as_in_a_small_one() -> None:
+    shares = []
+    for num_servers in (15, 300):
+        scenario = Scenario(settings={"fleet": {"num_servers": num_servers}})
+        env = ClusterVectorEnv(4, copy=False, **scenario.to_dict())
+        observation, _ = env.reset(seed=0)
+        net, chances = network(scenario), []
+        for _ in range(150):
+            actions, _ = net.prior(observation)
+            tensors = {name: torch.from_numpy(array) for name, array in observation.items()}
+            with torch.inference_mode():
+                table = log_probs(net(tensors)[0]).exp().numpy()
+            chances.append(table[np.arange(4), actions])
+            env.step(actions)
+        shares.append(np.mean(chances))
+    assert min(shares) > 0.9
+    assert shares[0] == pytest.approx(shares[1], abs=0.02)
+
+
+def test_learning_can_overrule_the_rule() -> None:
+    net = network()
+    env = ClusterVectorEnv(4, **SHORT.to_dict())
+    observation, _ = env.reset(seed=0)
+    tensors = {name: torch.from_numpy(array) for name, array in observation.items()}
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        (-log_probs(net(tensors)[0])[:, -1]).mean().backward()  # to wait is always legal
+        optimizer.step()
+    assert (NetworkPolicy(net).act(observation) == env.single_action_space.n - 1).all()
+
+
+def test_a_bundle_keeps_the_rule(tmp_path) -> None:
+    net = network()
+    config = NetworkConfig(prior=RULE)
+    bundle = Bundle(network=config, cluster=SHORT.config, weights=net.state_dict())
+    loaded = load_bundle(save_bundle(bundle, tmp_path / "bundle"))
+    assert loaded.network == config
+    again = evaluate(loaded.policy(SHORT.config), SHORT, range(2)).metrics["episode_return"]
+    rule = evaluate(make_heuristic(NAME, SHORT.config), SHORT, range(2)).metrics["episode_return"]
+    np.testing.assert_array_equal(again, rule)
+
+
+def test_a_rule_that_remembers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="remembers the last one"):
+        NetworkConfig(prior=HEURISTICS["rr"].config)
