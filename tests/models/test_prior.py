@@ -43,17 +43,19 @@ def test_the_rule_is_as_likely_in_a_large_fleet_as_in_a_small_one() -> None:
         scenario = Scenario(settings={"fleet": {"num_servers": num_servers}})
         env = ClusterVectorEnv(4, copy=False, **scenario.to_dict())
         observation, _ = env.reset(seed=0)
-        net, chances = network(scenario), []
+        net, chances = network(scenario), ([], [])
         for _ in range(150):
             actions, _ = net.prior(observation)
             tensors = {name: torch.from_numpy(array) for name, array in observation.items()}
             with torch.inference_mode():
                 table = log_probs(net(tensors)[0]).exp().numpy()
-            chances.append(table[np.arange(4), actions])
+            for e, action in enumerate(actions):
+                is_toggle = 5 * num_servers <= action < 6 * num_servers
+                chances[is_toggle].append(table[e, action])
             env.step(actions)
-        shares.append(np.mean(chances))
-    assert min(shares) > 0.9
-    assert shares[0] == pytest.approx(shares[1], abs=0.02)
+        shares.append([np.mean(part) for part in chances])
+    assert np.min(shares) > 0.8
+    np.testing.assert_allclose(*shares, atol=0.03)
 
 
 def test_learning_can_overrule_the_rule() -> None:
