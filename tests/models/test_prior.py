@@ -51,7 +51,7 @@ def test_the_rule_is_as_likely_in_a_large_fleet_as_in_a_small_one() -> None:
                 table = log_probs(net(tensors)[0]).exp().numpy()
             for e, action in enumerate(actions):
                 is_toggle = 5 * num_servers <= action < 6 * num_servers
-                chances[is_toggle].append(table[e, action])
+                chances[int(is_toggle)].append(table[e, action])
             env.step(actions)
         shares.append([np.mean(part) for part in chances])
     assert np.min(shares) > 0.8
