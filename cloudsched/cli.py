@@ -60,6 +60,9 @@ VERBS: Registry[Verb] = Registry(
         "tune-heuristic": Verb(
             "cloudsched.commands.tune", "TuneHeuristic", "search for a heuristic's best numbers"
         ),
+        "evolve": Verb(
+            "cloudsched.commands.evolve", "Evolve", "learn a rule whose numbers follow the site"
+        ),
         "serve": Verb("cloudsched.commands.serve", "Serve", "the policy over HTTP and gRPC"),
         "bench env": Verb(
             "cloudsched.commands.bench",

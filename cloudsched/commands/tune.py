@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from cloudsched.heuristics.tuning import (
     tune_heuristic,
 )
 from cloudsched.results import check_folder, write_files
+
+REPORT_SECONDS = 10.0
+"""Time between two lines of progress where there is no terminal for a bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +96,15 @@ class TuneHeuristic(ClusterOptions):
         ) as progress:
             task = progress.add_task("compiling", total=self.evaluations)
 
+            reported = time.monotonic()
+
             def report(state: TuningProgress) -> None:
+                nonlocal reported
                 text = f"best {state.best_return:.4g}, generation {state.generation_return:.4g}"
                 progress.update(task, completed=state.evaluations, description=text)
+                if progress.disable and time.monotonic() - reported > REPORT_SECONDS:
+                    reported = time.monotonic()
+                    print(f"{state.evaluations} candidates: {text}", file=sys.stderr, flush=True)
 
             tuned = tune_heuristic(
                 start,

@@ -1,0 +1,135 @@
+"""`cloudsched evolve`: learn how a rule's numbers follow the site, as a policy for many sites."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from cloudsched.commands.options import ScenarioOptions
+from cloudsched.errors import ConfigError
+from cloudsched.results import check_folder, provenance
+
+if TYPE_CHECKING:
+    from cloudsched.heuristics.parameters import HeuristicConfig
+    from cloudsched.heuristics.tuning import TuningProgress
+
+REPORT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evolve(ScenarioOptions):
+    """Learn a policy whose numbers follow the site, and write it as a bundle.
+
+    It starts as a rule with fixed numbers. Evolution on whole episodes, drawn below the test seeds,
+    finds how the numbers should follow load, unevenness of arrivals, size of jobs and wake delay.
+    The bundle is a network that corrects the rule found and so far leaves it as it is; PPO may
+    train it further (`cloudsched train rllib_configs/ppo.py --start …`). Ctrl-C keeps what was
+    found so far.
+
+    Examples:
+      cloudsched evolve --preset mixed_wake --workload mixture --start headroom@mixed_wake/mixture
+      cloudsched evaluate --preset mixed_wake --workload mixture --policy runs/evolve
+    """
+
+    start: str = "power_aware+headroom"
+    """The rule to start from: a name of `cloudsched policies`, or a file of `tune-heuristic`."""
+    evaluations: int = 2000
+    """Candidates to try."""
+    minutes: float | None = None
+    """Stop after so many minutes, if that is sooner."""
+    population: int = 20
+    """Candidates in a generation."""
+    episodes: int = 48
+    """Episodes of each candidate, other ones in each generation."""
+    step: float = 0.05
+    """How far the first candidates lie from the start, as a share of each number's range."""
+    seed: int = 0
+    """Seed of the search and of its arrivals."""
+    out: Path = field(default_factory=lambda: Path("runs/evolve"))
+    """Folder of the bundle."""
+
+    def run(self) -> None:
+        """Evolve, and write the bundle."""
+        self._check()
+        from cloudsched.heuristics.adapting import adapt_heuristic
+        from cloudsched.heuristics.catalog import load_heuristic
+
+        console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        start, scenario = load_heuristic(self.start), self.scenario
+        if start.sleep != "headroom":
+            raise ConfigError(f"--start {self.start!r}: expected a rule that keeps headroom awake.")
+        console.print(
+            f"evolving {self.start} on {self.workload} (preset {self.preset}, load {self.load:g}), "
+            f"seed {self.seed}"
+        )
+        began = reported = time.monotonic()
+        limit = float("inf") if self.minutes is None else 60.0 * self.minutes
+        done = 0
+
+        def report(state: TuningProgress) -> None:
+            nonlocal reported, done
+            done, now = state.evaluations, time.monotonic()
+            if now - reported > REPORT_SECONDS:
+                reported = now
+                console.print(
+                    f"{now - began:6.0f} s  {done:6d} of {self.evaluations} candidates: better "
+                    f"than the start by {100 * state.generation_return:.2f} % (median), "
+                    f"{100 * state.best_return:.2f} % (best)"
+                )
+            if now - began > limit:
+                raise KeyboardInterrupt
+
+        found = adapt_heuristic(
+            start,
+            scenario,
+            evaluations=self.evaluations,
+            population=self.population,
+            num_seeds=self.episodes,
+            step=self.step,
+            seed=self.seed,
+            report=report,
+        )
+        print(self._save(found, done, time.monotonic() - began))
+
+    def _save(self, found: HeuristicConfig, done: int, seconds: float) -> Path:
+        import torch
+
+        from cloudsched.bundle import Bundle, save_bundle
+        from cloudsched.models.networks import NetworkConfig, ObservationSizes, build_network
+
+        torch.manual_seed(self.seed)
+        scenario = self.scenario
+        settings = NetworkConfig(prior=found)
+        network = build_network(ObservationSizes.of(scenario.config), settings)
+        training = {
+            "algorithm": "evolution",
+            "start": self.start,
+            "scenario": scenario.to_dict(),
+            "seed": self.seed,
+            "evaluations": done,
+            "episodes": done * self.episodes,
+            "seconds": seconds,
+            **provenance(),
+        }
+        bundle = Bundle(
+            network=settings,
+            cluster=scenario.config,
+            weights=network.state_dict(),
+            training=training,
+        )
+        return save_bundle(bundle, self.out)
+
+    def _check(self) -> None:
+        for name, low in (("evaluations", 1), ("population", 4), ("episodes", 1)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"--{name} {getattr(self, name)}: expected at least {low}.")
+        if not 0.0 < self.step <= 1.0:
+            raise ConfigError(f"--step {self.step}: expected a number above 0 and at most 1.")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ConfigError(f"--minutes {self.minutes}: expected more than 0.")
+        check_folder(self.out)

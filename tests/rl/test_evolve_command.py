@@ -1,0 +1,43 @@
+"""`cloudsched evolve` ends in a bundle that acts, trains on and explains itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudsched.bundle import load_bundle
+from cloudsched.cli import main
+from cloudsched.evaluation import evaluate
+from cloudsched.heuristics.composed import HeuristicPolicy
+
+WORDS = ["evolve", "--preset", "mixed_wake", "--workload", "mixture", "--set", "episode_ticks=40"]
+
+
+def test_evolve_writes_a_bundle_that_acts_as_the_rule_it_found(tmp_path, capsys):
+    out = tmp_path / "evolved"
+    words = ["--evaluations", "24", "--population", "8", "--episodes", "6", "--out", str(out)]
+    assert main([*WORDS, *words]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    bundle = load_bundle(out)
+    assert bundle.training["evaluations"] == 24
+    assert bundle.network.prior is not None
+    assert bundle.network.prior.answers
+    from cloudsched.envs.scenario import Scenario
+
+    scenario = Scenario.from_dict(bundle.training["scenario"])
+    ours = evaluate(bundle.policy(scenario.config), scenario, range(4)).metrics["episode_return"]
+    rule = HeuristicPolicy(scenario.config, bundle.network.prior)
+    assert (ours == evaluate(rule, scenario, range(4)).metrics["episode_return"]).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--start", "best_fit"], "keeps headroom awake"),
+        (["--evaluations", "0"], "--evaluations 0"),
+        (["--minutes", "0"], "--minutes 0"),
+        (["--step", "2"], "--step 2"),
+    ],
+)
+def test_a_mistake_costs_one_line(words, complaint, capsys):
+    assert main([*WORDS, *words]) == 2
+    assert complaint in capsys.readouterr().err
