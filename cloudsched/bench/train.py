@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from cloudsched.config import Settings
-from cloudsched.models.losses import ppo_loss
 from cloudsched.models.networks import NetworkConfig, ObservationSizes, build_network
 from cloudsched.models.rollout import RolloutCollector, training_env, training_seeds
+from cloudsched.models.surrogate import backward_ppo
 
 GAMMA, LAMBDA = 0.99, 0.95
 CLIP, VALUE_WEIGHT, ENTROPY_WEIGHT, GRADIENT_CLIP = 0.2, 0.5, 0.01, 0.5
@@ -188,7 +188,8 @@ def _bare_torch(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> It
         for _ in range(config.num_epochs):
             for rows in torch.randperm(num_rows).split(config.minibatch_size):
                 logits_BA, value_B = network({k: v[rows] for k, v in columns.observation.items()})
-                loss = ppo_loss(
+                optimizer.zero_grad()
+                backward_ppo(
                     logits_BA=logits_BA,
                     value_B=value_B,
                     action_B=columns.action[rows],
@@ -201,8 +202,6 @@ def _bare_torch(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> It
                     value_weight=VALUE_WEIGHT,
                     entropy_weight=ENTROPY_WEIGHT,
                 )
-                optimizer.zero_grad()
-                loss.total.backward()
                 torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_CLIP)
                 optimizer.step()
         return num_rows

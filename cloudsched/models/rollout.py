@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cloudsched.envs.cluster import FRESH_SEEDS, ClusterVectorEnv
 from cloudsched.models.losses import generalised_advantages, shared_luck
-from cloudsched.models.masking import log_prob, log_probs, sample
+from cloudsched.models.surrogate import draw
 
 FloatArray = NDArray[np.float32]
 Network = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
@@ -134,10 +134,8 @@ class RolloutCollector:
     def _act(self, t: int, network: Network, observation: dict[str, Tensor]) -> None:
         """Draw the actions of step t, and fill in its rows."""
         logits_EA, value_E = network(observation)
-        action_E = sample(logits_EA)
+        self._action[t], self._log_prob[t] = draw(logits_EA)
         self._value[t] = value_E
-        self._log_prob[t] = log_prob(log_probs(logits_EA), action_E)
-        self._action[t] = action_E
 
     def _on_device(self, observation: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.device.type == "cpu":

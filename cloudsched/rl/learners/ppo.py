@@ -15,7 +15,8 @@ from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.policy.sample_batch import MultiAgentBatch
 from torch import Tensor
 
-from cloudsched.models.losses import PPOLoss, ppo_loss
+from cloudsched.models.losses import PPOLoss
+from cloudsched.models.surrogate import backward_ppo
 from cloudsched.rl.runner import Batch, as_tensors
 
 ADVANTAGE_STATE = "advantage_variances"
@@ -92,7 +93,8 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
             epoch_start = len(terms)
             for rows in minibatches(columns, minibatch_size):
                 output = module.forward_train({Columns.OBS: rows[Columns.OBS]})
-                loss = ppo_loss(
+                optimizer.zero_grad(set_to_none=True)
+                loss = backward_ppo(
                     logits_BA=output[Columns.ACTION_DIST_INPUTS],
                     value_B=output[Columns.VF_PREDS],
                     action_B=rows[Columns.ACTIONS],
@@ -105,8 +107,6 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
                     value_weight=config.vf_loss_coeff,
                     entropy_weight=entropy_weight,
                 )
-                optimizer.zero_grad(set_to_none=True)
-                loss.total.backward()
                 norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf)
                 optimizer.step()
                 named = [getattr(loss, f.name).detach() for f in fields(PPOLoss)]

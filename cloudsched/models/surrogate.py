@@ -1,0 +1,225 @@
+"""PPO's loss and its gradient in one pass over the legal actions, and drawing from masked logits.
+
+Autograd takes a dozen passes over all (B, A) logits for what concerns the few legal actions of a
+row. On the CPU these kernels take the place of `ppo_loss` and its backward pass, and of `sample`
+and `log_prob`; anywhere else those are called. `tests/models/test_surrogate.py` holds the two
+together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cloudsched.models.losses import PPOLoss, ppo_loss
+from cloudsched.models.masking import log_prob, log_probs, sample
+
+FloatArray = NDArray[np.float32]
+
+LOWEST = float(np.finfo(np.float32).min)
+NUM_TERMS = 6
+
+
+def backward_ppo(
+    *,
+    logits_BA: Tensor,
+    value_B: Tensor,
+    action_B: Tensor,
+    old_log_prob_B: Tensor,
+    old_value_B: Tensor,
+    advantage_B: Tensor,
+    return_B: Tensor,
+    clip: float,
+    value_clip: float | None,
+    value_weight: float,
+    entropy_weight: float,
+) -> PPOLoss:
+    """Add the gradient of `ppo_loss` to that of the weights, and return its terms.
+
+    Args:
+        logits_BA: masked.
+        value_clip: how far the value may move from `old_value_B`; None for any distance.
+    """
+    if logits_BA.device.type != "cpu" or logits_BA.dtype != torch.float32:
+        loss = ppo_loss(
+            logits_BA=logits_BA,
+            value_B=value_B,
+            action_B=action_B,
+            old_log_prob_B=old_log_prob_B,
+            old_value_B=old_value_B,
+            advantage_B=advantage_B,
+            return_B=return_B,
+            clip=clip,
+            value_clip=value_clip,
+            value_weight=value_weight,
+            entropy_weight=entropy_weight,
+        )
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        return loss
+    logits_gradient_BA = torch.empty(logits_BA.shape)
+    value_gradient_B = torch.empty(value_B.shape)
+    terms = np.zeros(NUM_TERMS)
+    ppo_gradient(
+        logits_BA.detach().contiguous().numpy(),
+        value_B.detach().contiguous().numpy(),
+        action_B.numpy(),
+        old_log_prob_B.numpy(),
+        old_value_B.numpy(),
+        advantage_B.numpy(),
+        return_B.numpy(),
+        clip,
+        math.inf if value_clip is None else value_clip,
+        value_weight,
+        entropy_weight,
+        np.empty(logits_BA.shape[1], np.int64),
+        logits_gradient_BA.numpy(),
+        value_gradient_B.numpy(),
+        terms,
+    )
+    torch.autograd.backward([logits_BA, value_B], [logits_gradient_BA, value_gradient_B])
+    names = (field.name for field in fields(PPOLoss))
+    return PPOLoss(**dict(zip(names, torch.from_numpy(terms).float().unbind(), strict=True)))
+
+
+def draw(logits_EA: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw (E,) actions from masked logits; return them with their log-probabilities."""
+    if logits_EA.device.type != "cpu" or logits_EA.dtype != torch.float32:
+        action_E = sample(logits_EA)
+        return action_E, log_prob(log_probs(logits_EA), action_E)
+    action_E = torch.empty(len(logits_EA), dtype=torch.int64)
+    log_prob_E = torch.empty(len(logits_EA))
+    # In double precision, so that unlikely actions are drawn as often as they should be.
+    uniform_E = torch.rand(len(logits_EA), dtype=torch.float64)
+    invert(logits_EA.contiguous().numpy(), uniform_E.numpy(), action_E.numpy(), log_prob_E.numpy())
+    return action_E, log_prob_E
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def ppo_gradient(
+    logits: FloatArray,
+    value: FloatArray,
+    action: NDArray[np.int64],
+    old_log_prob: FloatArray,
+    old_value: FloatArray,
+    advantage: FloatArray,
+    target: FloatArray,
+    clip: float,
+    value_clip: float,
+    value_weight: float,
+    entropy_weight: float,
+    scratch: NDArray[np.int64],
+    out_logits: FloatArray,
+    out_value: FloatArray,
+    out_terms: NDArray[np.float64],
+) -> None:
+    """Write the gradients of `ppo_loss` by logits and values, and the terms of the loss.
+
+    Args:
+        logits: (B, A) masked.
+        scratch: (A,) overwritten.
+        out_logits: (B, A) overwritten.
+        out_value: (B,) overwritten.
+        out_terms: (6,) overwritten, in the order of `PPOLoss`.
+    """
+    num_rows, num_actions = logits.shape
+    share = 1.0 / num_rows
+    policy_sum = value_sum = entropy_sum = kl_sum = 0.0
+    num_clipped = 0
+    for b in range(num_rows):
+        num_legal = 0
+        highest = np.float32(LOWEST)
+        for a in range(num_actions):
+            out_logits[b, a] = 0.0
+            # Not `>`, so that a NaN is not taken for an illegal action.
+            if not logits[b, a] <= LOWEST:
+                scratch[num_legal] = a
+                num_legal += 1
+                highest = max(highest, logits[b, a])
+        total = np.float32(0.0)
+        mean_excess = np.float32(0.0)
+        for i in range(num_legal):
+            excess = logits[b, scratch[i]] - highest
+            weight = np.float32(math.exp(excess))
+            out_logits[b, scratch[i]] = weight
+            total += weight
+            mean_excess += weight * excess
+        mean_excess /= total
+        log_total = np.float32(math.log(total))
+        entropy = log_total - mean_excess
+        entropy_sum += entropy
+
+        chosen = action[b]
+        log_ratio = logits[b, chosen] - highest - log_total - old_log_prob[b]
+        ratio = np.float32(math.exp(log_ratio))
+        bounded = min(ratio, 1.0 + clip) if advantage[b] > 0.0 else max(ratio, 1.0 - clip)
+        slope = 0.0 if bounded != ratio else -ratio * advantage[b] * share
+        policy_sum -= bounded * advantage[b]
+        kl_sum += ratio - 1.0 - log_ratio
+        num_clipped += abs(ratio - 1.0) > clip
+        for i in range(num_legal):
+            a = scratch[i]
+            chance = out_logits[b, a] / total
+            surprise = logits[b, a] - highest - mean_excess
+            out_logits[b, a] = chance * (entropy_weight * share * surprise - slope)
+        out_logits[b, chosen] += slope
+
+        error = value[b] - target[b]
+        move = value[b] - old_value[b]
+        near_error = old_value[b] + min(max(move, -value_clip), value_clip) - target[b]
+        if near_error * near_error > error * error:
+            value_sum += near_error * near_error
+            is_held = abs(move) > value_clip
+            out_value[b] = 0.0 if is_held else value_weight * share * near_error
+        else:
+            value_sum += error * error
+            out_value[b] = value_weight * share * error
+    policy, half_square = policy_sum * share, 0.5 * value_sum * share
+    mean_entropy = entropy_sum * share
+    out_terms[0] = policy + value_weight * half_square - entropy_weight * mean_entropy
+    out_terms[1] = policy
+    out_terms[2] = half_square
+    out_terms[3] = mean_entropy
+    out_terms[4] = kl_sum * share
+    out_terms[5] = num_clipped * share
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def invert(
+    logits: FloatArray,
+    uniform: NDArray[np.float64],
+    out_action: NDArray[np.int64],
+    out_log_prob: FloatArray,
+) -> None:
+    """Write the actions at which the cumulative probabilities pass given numbers in [0, 1).
+
+    Args:
+        logits: (E, A) masked.
+        uniform: (E,).
+        out_action: (E,) overwritten.
+        out_log_prob: (E,) overwritten.
+    """
+    num_envs, num_actions = logits.shape
+    for e in range(num_envs):
+        highest = np.float32(LOWEST)
+        for a in range(num_actions):
+            highest = max(highest, logits[e, a])
+        total = 0.0
+        for a in range(num_actions):
+            if logits[e, a] > LOWEST:
+                total += math.exp(logits[e, a] - highest)
+        left = uniform[e] * total
+        chosen = num_actions - 1
+        for a in range(num_actions):
+            if logits[e, a] > LOWEST:
+                chosen = a  # also where rounding leaves a rest at the end
+                left -= math.exp(logits[e, a] - highest)
+                if left < 0.0:
+                    break
+        out_action[e] = chosen
+        out_log_prob[e] = logits[e, chosen] - highest - math.log(total)
