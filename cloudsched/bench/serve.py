@@ -22,17 +22,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from cloudsched.config import ClusterConfig, FleetConfig, Settings
+from cloudsched.config import ClusterConfig, Settings
 from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.errors import CloudschedError
-from cloudsched.serving.planner import Planner, snapshots_of
-from cloudsched.serving.simulated import request_of
+from cloudsched.serving.planner import Planner
+from cloudsched.serving.simulated import in_columns, request_of
+from cloudsched.serving.snapshots import snapshots_of
 from cloudsched.serving.versions import PolicyDecider, load_version
-from cloudsched.sim.fleet import build_fleet
 
 TOKEN = "bench"
+MIDDAY = 300  # the tick at which states are taken
 OURS, OURS_SCALED, BARE, PROXY = "haproxy", "haproxy_two_replicas", "bare_uvicorn", "default_proxy"
 
 Report = Callable[[str], None]
@@ -309,7 +311,7 @@ def _bodies(folder: Path, batch: int) -> tuple[Path, Path, Path]:
     single = {**busiest, "max_decisions": 1}
     paths = folder / "single.json", folder / "batch.json", folder / "single.pb"
     paths[0].write_text(json.dumps(single))
-    paths[1].write_text(json.dumps({"requests": list(requests.values())}))
+    paths[1].write_text(json.dumps({"requests": list(map(in_columns, requests.values()))}))
     paths[2].write_bytes(decision_message_of(single).SerializeToString())
     return paths
 
@@ -332,20 +334,28 @@ def _decisions_in(batch: Path, policy: str) -> int:
 
 
 def _model_ms(policy: str, num_servers: int) -> float:
-    """Return the milliseconds of the policy alone for one decision, the least of many."""
+    """Return the milliseconds of the policy alone for one decision, the least of many.
+
+    The cluster is in the middle of a loaded day: jobs run, and more wait than there is room for.
+    """
+    from cloudsched.heuristics.catalog import make_heuristic
     from cloudsched.serving import schemas
     from cloudsched.serving.wire import struct_of
 
-    rules = ClusterConfig(fleet=FleetConfig(num_servers=num_servers))
-    fleet = build_fleet(rules.fleet)
-    planner = Planner(rules, fleet, 1)
-    queue = [
-        struct_of(schemas.QueuedJob)(id=str(i), demand=[0.25, 0.25], duration=10) for i in range(5)
-    ]
-    request = struct_of(schemas.DecisionRequest)(queue=queue)
+    settings = {"fleet": {"num_servers": num_servers}}
+    env = ClusterVectorEnv(1, workload="diurnal", load=0.8, settings=settings, copy=False)
+    observation, _ = env.reset(seed=0)
+    rule = make_heuristic("power_aware+headroom", env.config)
+    cluster = env.engine.state.clusters[0]
+    while cluster["tick"] < MIDDAY or cluster["decisions_in_tick"] > 0:
+        observation, *_ = env.step(rule.act(observation))
+    fleet = env.engine.fleet
+    planner = Planner(env.config, fleet, 1)
+    document = request_of(env.engine, 0, alternatives=0)
+    request = msgspec.convert(document, struct_of(schemas.DecisionRequest))
     built = load_version(policy).policy(planner.config, fleet)
     best = float("inf")
-    for _ in range(100):
+    for _ in range(200):
         planner.load(snapshots_of([request], planner.config, fleet))
         planner.decide(PolicyDecider(built, np.full(1, -1)), limits=[1], num_others=[0])
         best = min(best, planner.decider_s)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cloudsched.errors import ConfigError
-from cloudsched.models.compiled import choose, compile_network
+from cloudsched.models.choosing import choose
+from cloudsched.models.compiled import compile_network
 from cloudsched.models.masking import likeliest_kind, most_likely, sample
 
 RULES = ("kind", "argmax", "sample")
@@ -65,7 +66,8 @@ class NetworkPolicy:
             action_E = np.empty(len(logits_EA), np.int64)
             chances_EA = np.empty_like(logits_EA)
             num_pairs = observation["servers"].shape[1] * observation["jobs"].shape[1]
-            choose(logits_EA, num_pairs, self._rule == "kind", action_E, chances_EA)
+            room_A = np.empty(logits_EA.shape[1], np.int64)
+            choose(logits_EA, num_pairs, self._rule == "kind", room_A, action_E, chances_EA)
         else:
             tensors, tensor_EA = self._score(observation)
             action_E = self._choose(tensors, tensor_EA)

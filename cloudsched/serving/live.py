@@ -17,9 +17,10 @@ import numpy as np
 from cloudsched.config import ClusterConfig
 from cloudsched.serving import schemas
 from cloudsched.serving.errors import ConflictError, UnprocessableError
-from cloudsched.serving.planner import MAX_START, MODES
+from cloudsched.serving.planner import MAX_START
 from cloudsched.serving.service import FleetDesk
 from cloudsched.serving.shield import ShieldSettings
+from cloudsched.serving.snapshots import MODES
 from cloudsched.serving.wire import struct_of
 from cloudsched.sim.engine import slack_ticks
 from cloudsched.sim.fleet import Fleet

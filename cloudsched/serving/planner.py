@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloudsched.config import ClusterConfig
 from cloudsched.serving.errors import UnprocessableError
-from cloudsched.sim.engine import ClusterEngine, slack_ticks
+from cloudsched.sim.engine import ClusterEngine
 from cloudsched.sim.fleet import Fleet
-from cloudsched.sim.jobs import on_grid
-from cloudsched.sim.state import ACTIVE, ASLEEP, NEVER, NONE, WAKING, Snapshots
+from cloudsched.sim.state import Snapshots
 
 # The first tick of a loaded cluster, and the end of its short episode. From tick 200 on nothing
 # depends on the tick any more.
 MAX_START, EPISODE_TICKS = 200, 256
-
-UNSAID = 2**40  # a laxity that the SLA of the rules shall give
-
-# A failed server takes no jobs and obeys no toggle, just like one that is waking.
-MODES = {"active": ACTIVE, "waking": WAKING, "asleep": ASLEEP, "failed": WAKING}
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -110,7 +104,7 @@ class Planner:
             e, n, r = (int(i) for i in np.argwhere(free < 0.0)[0])
             used = self.fleet.capacity[n, r] - free[e, n, r]
             raise UnprocessableError(
-                f"{_place_of(e, len(free))}server {n} has {self.fleet.capacity[n, r]:g} "
+                f"{place_of(e, len(free))}server {n} has {self.fleet.capacity[n, r]:g} "
                 f"{self.fleet.resources[r]}, but its running jobs use {used:g}."
             )
 
@@ -165,10 +159,10 @@ class Planner:
                     )
                 )
             going_on = []
-            for i, (row, action, has_ended) in enumerate(
-                zip(numbers, actions.tolist(), elapsed.tolist(), strict=True)
+            chances = _chances(verdict)
+            for i, (row, action, has_ended, chance) in enumerate(
+                zip(numbers, actions.tolist(), elapsed.tolist(), chances, strict=True)
             ):
-                chance = 1.0 if verdict.chances is None else float(verdict.chances[i, action])
                 if action == self._wait:
                     outcome.ended_by_wait[row] = True
                     outcome.wait_chance[row] = chance
@@ -195,6 +189,15 @@ def serving_rules(rules: ClusterConfig, fleet: Fleet) -> ClusterConfig:
     )
 
 
+def _chances(verdict: Verdict) -> list[float]:
+    """Return the probability of each chosen action."""
+    if verdict.chances is None:
+        return [1.0] * len(verdict.actions)
+    rows = np.arange(len(verdict.actions))
+    chances: list[float] = verdict.chances[rows, verdict.actions].tolist()
+    return chances
+
+
 def _others(observation: Arrays, verdict: Verdict, most: int) -> list[list[tuple[int, float]]]:
     """Return the likeliest legal actions besides the chosen one, for each cluster."""
     mask = observation["action_mask"]
@@ -214,81 +217,6 @@ def _others(observation: Arrays, verdict: Verdict, most: int) -> list[list[tuple
     ]
 
 
-def snapshots_of(requests: Sequence[Any], config: ClusterConfig, fleet: Fleet) -> Snapshots:
-    """Turn the documents of S clusters of one fleet into arrays.
-
-    Raises:
-        UnprocessableError: one of them does not fit the fleet or itself.
-    """
-    num_servers, num_resources = fleet.num_servers, fleet.num_resources
-    servers: list[int] = []
-    jobs: list[int] = []
-    demand: list[float] = []
-    counts: list[int] = []
-    context: list[float] = []
-    for e, request in enumerate(requests):
-        modes = [ACTIVE] * num_servers
-        if request.servers:
-            modes = [MODES[server.mode] for server in request.servers]
-            if len(modes) != num_servers:
-                _refuse(
-                    e,
-                    requests,
-                    f"{len(modes)} servers for a fleet of {num_servers}; expected one for each, "
-                    "or none at all.",
-                )
-            for mode, server in zip(modes, request.servers, strict=True):
-                servers += (mode, server.wake_left, server.idle_ticks)
-        else:
-            servers += (ACTIVE, 0, 0) * num_servers
-        for job in request.running:
-            n = job.server
-            if n >= num_servers:
-                last = num_servers - 1
-                _refuse(e, requests, f"a job runs on server {n}; the last one is {last}.")
-            if modes[n] != ACTIVE:
-                _refuse(e, requests, f"a job runs on server {n}, which is not active.")
-            if len(job.demand) != num_resources:
-                _refuse(e, requests, f"demand={job.demand!r}: expected {num_resources} numbers.")
-            jobs += (n, job.ticks_left, 0, NEVER)
-            demand += job.demand
-        queue = request.queue
-        if len(queue) > config.queue_capacity:
-            _refuse(e, requests, f"{len(queue)} jobs in a queue of {config.queue_capacity}.")
-        for job in queue:
-            if len(job.demand) != num_resources:
-                _refuse(e, requests, f"demand={job.demand!r}: expected {num_resources} numbers.")
-            jobs += (NONE, job.duration, job.waited, UNSAID if job.laxity is None else job.laxity)
-            demand += job.demand
-        if len(queue) > 1 and len({job.id for job in queue}) != len(queue):
-            _refuse(e, requests, "two jobs in the queue have the same id.")
-        counts += (len(request.running), len(request.queue), 0)
-        context += request.arrival_rates or (0.0, 0.0, 0.0)
-        context += request.work_rates or (0.0, 0.0, 0.0)
-        context.append(request.work_square)
-    job_rows = np.array(jobs, np.int64).reshape(-1, 4)
-    is_unsaid = job_rows[:, 3] == UNSAID
-    if is_unsaid.any():
-        slack = slack_ticks(config, job_rows[is_unsaid, 1])
-        waited = job_rows[is_unsaid, 2]
-        job_rows[is_unsaid, 3] = np.where(slack == NEVER, NEVER, slack - waited)
-    return Snapshots(
-        tick=np.zeros(len(requests), np.int64),
-        decisions_in_tick=np.array([r.decisions_in_tick for r in requests], np.int64),
-        wake_delay=np.full(len(requests), config.wake_delay_ticks, np.int64),
-        time_of_day_s=np.array([r.time_of_day_s for r in requests], np.float64),
-        context=np.array(context, np.float64).reshape(len(requests), -1),
-        servers=np.array(servers, np.int64).reshape(len(requests), num_servers, 3),
-        job_counts=np.array(counts, np.int64).reshape(-1, 3),
-        jobs=job_rows,
-        demand=on_grid(np.array(demand, np.float64).reshape(-1, num_resources)),
-    )
-
-
-def _refuse(e: int, requests: Sequence[Any], fault: str) -> NoReturn:
-    raise UnprocessableError(f"{_place_of(e, len(requests))}{fault}")
-
-
-def _place_of(e: int, num_requests: int) -> str:
+def place_of(e: int, num_requests: int) -> str:
     """Return where in a batch the fault is; nothing when there is no batch."""
     return f"requests[{e}]: " if num_requests > 1 else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import repeat
 from typing import Any
 from urllib.parse import unquote
 
@@ -26,16 +25,16 @@ from cloudsched.serving.wire import struct_of
 
 messages: Any = cloudsched_pb2  # its classes are made when it is imported
 
-MODES = ("active", "waking", "asleep", "failed")
+NUM_MODES = 4
 
 DecisionRequest = struct_of(schemas.DecisionRequest)
 EventsRequest = struct_of(schemas.EventsRequest)
 ClusterRequest = struct_of(schemas.ClusterRequest)
 PolicyRequest = struct_of(schemas.PolicyRequest)
 FleetSpec = struct_of(schemas.FleetSpec)
-Server = struct_of(schemas.Server)
-RunningJob = struct_of(schemas.RunningJob)
-QueuedJob = struct_of(schemas.QueuedJob)
+ServerColumns = struct_of(schemas.ServerColumns)
+RunningColumns = struct_of(schemas.RunningColumns)
+QueueColumns = struct_of(schemas.QueueColumns)
 SlaWindow = struct_of(schemas.SlaWindow)
 
 
@@ -176,21 +175,19 @@ def decision_document(message: Any) -> Any:
     servers, running, queue = message.servers, message.running, message.queue
     modes = list(servers.mode)
     wake_left, idle_ticks = list(servers.wake_left), list(servers.idle_ticks)
-    num_running, ids = len(running.server), list(queue.id)
-    ticks_left, duration = list(running.ticks_left), list(queue.duration)
-    waited, laxity = list(queue.waited), list(queue.laxity)
-    _same("servers", len(modes), wake_left, idle_ticks)
-    _same("running", num_running, ticks_left, required=True)
-    _same("queue", len(ids), duration, required=True)
-    _same("queue", len(ids), waited, laxity)
-    _inside("servers.mode", modes, 0, len(MODES) - 1)
+    on_server, ticks_left = list(running.server), list(running.ticks_left)
+    duration, waited, laxity = list(queue.duration), list(queue.waited), list(queue.laxity)
+    in_use, wanted = list(running.demand), list(queue.demand)
+    _inside("servers.mode", modes, 0, NUM_MODES - 1)
     _inside("servers.wake_left", wake_left, 0, schemas.MAX_TICKS)
     _inside("servers.idle_ticks", idle_ticks, 0, schemas.MAX_TICKS)
-    _inside("running.server", running.server, 0, schemas.MAX_SERVERS)
+    _inside("running.server", on_server, 0, schemas.MAX_SERVERS)
     _inside("running.ticks_left", ticks_left, 1, schemas.MAX_TICKS)
     _inside("queue.duration", duration, 1, schemas.MAX_TICKS)
     _inside("queue.waited", waited, 0, schemas.MAX_TICKS)
     _inside("queue.laxity", laxity, -schemas.MAX_TICKS, schemas.MAX_TICKS)
+    _amounts("running.demand", in_use)
+    _amounts("queue.demand", wanted)
     scalars = {
         "cluster": message.cluster,
         "fleet": _fleet(message),
@@ -213,29 +210,11 @@ def decision_document(message: Any) -> Any:
             violations=max(0, window.violations),
             is_tripped=window.is_tripped,
         )
-    document.servers = [
-        Server(mode=MODES[mode], wake_left=left, idle_ticks=idle)
-        for mode, left, idle in zip(
-            modes, wake_left or repeat(0), idle_ticks or repeat(0), strict=False
-        )
-    ]
-    document.running = [
-        RunningJob(server=server, demand=demand, ticks_left=left)
-        for server, demand, left in zip(
-            running.server, _rows("running", running.demand, num_running), ticks_left, strict=True
-        )
-    ]
-    document.queue = [
-        QueuedJob(id=name, demand=demand, duration=length, waited=wait, laxity=lax)
-        for name, demand, length, wait, lax in zip(
-            ids,
-            _rows("queue", queue.demand, len(ids)),
-            duration,
-            waited or repeat(0),
-            laxity or repeat(None),
-            strict=False,
-        )
-    ]
+    document.servers = ServerColumns(mode=modes, wake_left=wake_left, idle_ticks=idle_ticks)
+    document.running = RunningColumns(server=on_server, demand=in_use, ticks_left=ticks_left)
+    document.queue = QueueColumns(
+        id=list(queue.id), demand=wanted, duration=duration, waited=waited, laxity=laxity
+    )
     return document
 
 
@@ -330,35 +309,15 @@ def _policies(view: Any) -> Any:
     )
 
 
-def _same(name: str, length: int, *columns: Sequence[Any], required: bool = False) -> None:
-    for column in columns:
-        if len(column) != length and (required or column):
-            raise UnprocessableError(
-                f"{name}: columns of {length} and {len(column)} entries; expected one length."
-            )
-
-
 def _inside(name: str, values: Sequence[int], low: int, high: int) -> None:
     if values and not (low <= min(values) and max(values) <= high):
         raise UnprocessableError(f"{name}: expected numbers from {low} to {high}.")
 
 
-def _rows(name: str, demand: Sequence[float], num_jobs: int) -> list[list[float]]:
-    """Cut a column of demands into one row a job."""
-    values = list(demand)
-    if not num_jobs:
-        if values:
-            raise UnprocessableError(f"{name}.demand has numbers, but there are no jobs.")
-        return []
-    width, rest = divmod(len(values), num_jobs)
-    if rest or not 1 <= width <= 16:
-        raise UnprocessableError(
-            f"{name}.demand has {len(values)} numbers for {num_jobs} jobs; expected R for each."
-        )
-    # NaN fails both comparisons.
-    if not all(0.0 <= value <= 2.0**28 for value in values):
-        raise UnprocessableError(f"{name}.demand: expected numbers from 0 to 2**28.")
-    return [values[i : i + width] for i in range(0, len(values), width)]
+def _amounts(name: str, values: Sequence[float]) -> None:
+    # A sum with NaN in it is NaN, which is in no range.
+    if values and not (min(values) >= 0.0 and max(values) <= 2.0**28 and sum(values) >= 0.0):
+        raise UnprocessableError(f"{name}: expected numbers from 0 to 2**28.")
 
 
 def _address(peer: str) -> str:

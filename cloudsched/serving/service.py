@@ -17,14 +17,9 @@ from cloudsched.policy import Policy
 from cloudsched.serving import schemas
 from cloudsched.serving.errors import UnknownError, UnprocessableError
 from cloudsched.serving.measures import Measures
-from cloudsched.serving.planner import (
-    Outcome,
-    Planner,
-    Trace,
-    serving_rules,
-    snapshots_of,
-)
+from cloudsched.serving.planner import Outcome, Planner, Step, Trace, serving_rules
 from cloudsched.serving.shield import Breaker, ShieldedDecider, ShieldSettings
+from cloudsched.serving.snapshots import is_asleep, names_of, snapshots_of
 from cloudsched.serving.versions import ExploringDecider, PolicyDecider, Version, Versions
 from cloudsched.serving.wire import struct_of
 from cloudsched.sim.fleet import CURVE_POINTS, Fleet, build_fleet
@@ -229,7 +224,9 @@ class DecisionService:
         started = time.perf_counter()
         planner = desk.planner(len(requests))
         planner.load(snapshots_of(requests, desk.config, desk.fleet))
-        orders = _orders(planner, requests)
+        most = desk.config.decisions_per_tick
+        limits = [request.max_decisions or most for request in requests]
+        orders = _orders(planner, len(requests), max(limits))
         memory = np.array([request.last_server for request in requests], np.int64)
         safe_memory = memory.copy()
         windows = [request.sla_window for request in requests]
@@ -247,17 +244,19 @@ class DecisionService:
             self.breaker,
             is_capped,
         )
-        most = desk.config.decisions_per_tick
         traces: list[Trace] = []
         outcome = planner.decide(
             decider,
-            limits=[request.max_decisions or most for request in requests],
+            limits=limits,
             num_others=[request.alternatives for request in requests],
             tracer=None if self._log is None else traces.append,
         )
+        notes = decider.interventions
         replies = [
-            _reply(desk, request, version, outcome, e, orders[e], memory, decider)
-            for e, request in enumerate(requests)
+            _reply(desk, request, version, outcome, e, order, last_server, notes.get(e, ()))
+            for e, (request, order, last_server) in enumerate(
+                zip(requests, orders, memory.tolist(), strict=True)
+            )
         ]
         measures = self.measures.of(version.name)
         measures.observe(replies, time.perf_counter() - started, planner.decider_s)
@@ -295,16 +294,17 @@ class DecisionService:
         try:
             planner = desk.planner(len(requests))
             planner.load(snapshots_of(requests, desk.config, desk.fleet))
-            orders = _orders(planner, requests)
-            memory = np.array([request.last_server for request in requests], np.int64)
             most = desk.config.decisions_per_tick
+            limits = [request.max_decisions or most for request in requests]
+            orders = _orders(planner, len(requests), max(limits))
+            memory = np.array([request.last_server for request in requests], np.int64)
             outcome = planner.decide(
                 PolicyDecider(desk.policy(version), memory),
-                limits=[request.max_decisions or most for request in requests],
+                limits=limits,
                 num_others=[0] * len(requests),
             )
             shadows = [
-                _reply(desk, request, version, outcome, e, orders[e], memory, None)
+                _reply(desk, request, version, outcome, e, orders[e], int(memory[e]), ())
                 for e, request in enumerate(requests)
             ]
         except Exception:
@@ -357,16 +357,18 @@ def _key(spec: Any) -> Any:
     )
 
 
-def _orders(planner: Planner, requests: Sequence[Any]) -> list[list[int]]:
-    """Return, for each cluster, the places of its queued jobs in the request, in window order."""
+def _orders(planner: Planner, num_clusters: int, most: int) -> NDArray[np.int64]:
+    """Return (S, W) the places of each cluster's queued jobs in its request, in window order.
+
+    As many as `most` decisions can name; what is beyond the end of a queue is meaningless.
+    """
     state = planner.engine.state
-    heads = state.clusters["queue_head"][: len(requests)].tolist()
-    orders: list[list[int]] = []
-    for e, (head, request) in enumerate(zip(heads, requests, strict=True)):
-        num_running, length = len(request.running), len(request.queue)
-        rows = state.queue[e, head : head + length].tolist() if length else []
-        orders.append([row - num_running for row in rows])
-    return orders
+    clusters = state.clusters[:num_clusters]
+    width = min(planner.config.visible_jobs + most, state.queue.shape[1])
+    heads, num_running = clusters["queue_head"], clusters["num_running"]
+    columns = np.minimum(heads[:, None] + np.arange(width), state.queue.shape[1] - 1)
+    rows: NDArray[np.int64] = state.queue[np.arange(num_clusters)[:, None], columns]
+    return rows - num_running[:, None]
 
 
 def _reply(
@@ -375,26 +377,41 @@ def _reply(
     version: Version,
     outcome: Outcome,
     e: int,
-    order: list[int],
-    memory: NDArray[np.int64],
-    decider: ShieldedDecider | None,
+    order: NDArray[np.int64],
+    last_server: int,
+    notes: Sequence[tuple[str, str]],
 ) -> Any:
     """Turn the actions of cluster e into commands."""
+    steps = outcome.steps[e]
+    return DecisionReply(
+        cluster=request.cluster,
+        policy=version.name,
+        decisions=_decisions(desk, request, steps, order) if steps else [],
+        ended_by="wait" if outcome.ended_by_wait[e] else "limit",
+        wait_probability=outcome.wait_chance[e],
+        last_server=last_server,
+        interventions=[Intervention(reason=reason, detail=detail) for reason, detail in notes],
+    )
+
+
+def _decisions(
+    desk: FleetDesk, request: Any, steps: Sequence[Step], order: NDArray[np.int64]
+) -> list[Any]:
     num_servers, toggles, wait = desk.sizes
-    queue, servers = request.queue, request.servers
+    names, places = names_of(request.queue), order.tolist()
     toggled: set[int] = set()
 
     def named(action: int) -> tuple[str, str | None, int | None]:
         if action < toggles:
-            return "place", queue[order[action // num_servers]].id, action % num_servers
+            return "place", names[places[action // num_servers]], action % num_servers
         if action == wait:
             return "wait", None, None
         n = action - toggles
-        is_asleep = (bool(servers) and servers[n].mode == "asleep") != (n in toggled)
-        return "wake" if is_asleep else "sleep", None, n
+        is_now_asleep = is_asleep(request.servers, n) != (n in toggled)
+        return "wake" if is_now_asleep else "sleep", None, n
 
     decisions = []
-    for step in outcome.steps[e]:
+    for step in steps:
         kind, job, server = named(step.action)
         others = [
             Alternative(kind=kind, job=job, server=server, probability=chance)
@@ -406,19 +423,10 @@ def _reply(
             )
         )
         if kind == "place":
-            del order[step.action // num_servers]
+            del places[step.action // num_servers]
         else:
             toggled ^= {step.action - toggles}
-    notes = () if decider is None else decider.interventions.get(e, ())
-    return DecisionReply(
-        cluster=request.cluster,
-        policy=version.name,
-        decisions=decisions,
-        ended_by="wait" if outcome.ended_by_wait[e] else "limit",
-        wait_probability=outcome.wait_chance[e],
-        last_server=int(memory[e]),
-        interventions=[Intervention(reason=reason, detail=detail) for reason, detail in notes],
-    )
+    return decisions
 
 
 def _commands(reply: Any) -> list[tuple[Any, ...]]:

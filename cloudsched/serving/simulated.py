@@ -68,6 +68,27 @@ def request_of(engine: ClusterEngine, e: int, **fields: Any) -> dict[str, Any]:
     }
 
 
+def in_columns(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a `DecisionRequest` with its servers and jobs in columns, which are read faster."""
+
+    def columns(rows: Sequence[Mapping[str, Any]], *names: str) -> dict[str, list[Any]]:
+        return {name: [row[name] for row in rows] for name in names}
+
+    def demands(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [amount for row in rows for amount in row["demand"]]
+
+    running, queue = request["running"], request["queue"]
+    return {
+        **request,
+        "servers": columns(request["servers"], "mode", "wake_left", "idle_ticks"),
+        "running": {"demand": demands(running), **columns(running, "server", "ticks_left")},
+        "queue": {
+            "demand": demands(queue),
+            **columns(queue, "id", "duration", "waited", "laxity"),
+        },
+    }
+
+
 def queued_rows(engine: ClusterEngine, e: int) -> list[int]:
     """Return the job rows of the queue of cluster e, in window order."""
     cluster = engine.state.clusters[e]

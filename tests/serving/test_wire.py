@@ -7,13 +7,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from conftest import document, make_service
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.heuristics.catalog import make_heuristic
 from cloudsched.serving import schemas
 from cloudsched.serving.documentation import OPERATIONS
 from cloudsched.serving.errors import MalformedError, UnprocessableError
+from cloudsched.serving.simulated import in_columns, request_of
 from cloudsched.serving.wire import decoder
 
 VALUES = st.one_of(
@@ -64,3 +68,51 @@ def test_both_parsers_agree(data: st.DataObject) -> None:
 def test_what_is_no_json_is_malformed_or_refused(body: bytes) -> None:
     with pytest.raises((MalformedError, UnprocessableError)):
         decoder(schemas.DecisionRequest)(body)
+
+
+def test_columns_are_the_same_request_as_rows() -> None:
+    env = ClusterVectorEnv(3, workload="diurnal", load=0.9, copy=False)
+    observation, _ = env.reset(seed=4)
+    policy = make_heuristic("power_aware+headroom", env.config)
+    for _ in range(300):
+        observation, *_ = env.step(policy.act(observation))
+    rows = [request_of(env.engine, e) for e in range(3)]
+    parse = decoder(schemas.BatchRequest)
+    service = make_service("best_fit+sleep")
+    replies = [
+        service.decide_batch(parse(json.dumps({"requests": some}).encode()))
+        for some in (rows, list(map(in_columns, rows)))
+    ]
+    assert replies[0] == replies[1]
+    assert any(reply.decisions for reply in replies[0].replies)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"servers": {"mode": ["active"] * 14}}, "14 servers for a fleet of 15"),
+        ({"servers": {"mode": ["active"] * 15, "wake_left": [1]}}, "wake_left has 1 entries"),
+        ({"running": {"server": [3], "demand": [0.1], "ticks_left": [2]}}, "has 1 numbers for 1"),
+        ({"running": {"server": [3], "demand": [0.1, 0.1]}}, "ticks_left has 0 entries"),
+        (
+            {"running": {"server": [15], "demand": [0.1, 0.1], "ticks_left": [2]}},
+            "the last one is 14",
+        ),
+        (
+            {
+                "servers": {"mode": ["asleep"] * 15},
+                "running": {"server": [2], "demand": [0.1, 0.1], "ticks_left": [2]},
+            },
+            "server 2; it is not active",
+        ),
+        ({"queue": {"id": ["a", "a"], "demand": [0.1] * 4, "duration": [1, 1]}}, "same id"),
+        ({"queue": {"id": ["a"], "demand": [0.1] * 2, "duration": []}}, "duration has 0 entries"),
+        ({"queue": [{"id": "a", "demand": [0.1], "duration": 1}]}, "expected 2 numbers"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_with_their_place(
+    fields: dict[str, Any], fault: str
+) -> None:
+    batch = document("BatchRequest", requests=[{}, fields])
+    with pytest.raises(UnprocessableError, match=r"requests\[1\]: .*" + fault):
+        make_service("best_fit+sleep").decide_batch(batch)
