@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from cloudsched.config import ClusterConfig
 from cloudsched.envs.observation import ENCODER_VERSION
 from cloudsched.errors import BundleError, CloudschedError
+from cloudsched.heuristics.parameters import HeuristicConfig
 from cloudsched.models.hierarchy import SUB_AGENTS, HierarchyNetwork
 from cloudsched.models.networks import NetworkConfig, ObservationSizes, QNetwork, build_network
 from cloudsched.rl.policy import NetworkPolicy
@@ -118,6 +119,10 @@ class Bundle:
             if key.startswith(prefix)
         }
         return replace(self, weights=weights, is_hierarchy=False, evaluation=None)
+
+    def replace_prior(self, rule: HeuristicConfig) -> Bundle:
+        """Return a copy that corrects another rule."""
+        return replace(self, network=self.network.replace(prior=rule), evaluation=None)
 
     def policy(self, cluster: ClusterConfig) -> NetworkPolicy:
         """Return the policy without exploration."""

@@ -85,6 +85,25 @@ def power_against_sla(evaluations: Mapping[str, Evaluation]) -> Figure:
     return figure
 
 
+def fronts(curves: Mapping[str, Sequence[Evaluation]]) -> Figure:
+    """Draw one line for each policy: mean power against SLA violation rate at several settings."""
+    figure = Figure(figsize=(8.0, 5.0), layout="constrained")
+    axes = figure.add_subplot()
+    for (name, curve), colour, marker in zip(
+        curves.items(), cycle(COLOURS), cycle(MARKERS), strict=False
+    ):
+        power = [one.summary["mean_power_w"] for one in curve]
+        late = [100.0 * one.summary["sla_violation_rate"].mean for one in curve]
+        axes.plot(late, [one.mean for one in power], marker=marker, color=colour, label=name)
+    first = next(iter(curves.values()))[0]
+    axes.set_xlabel("SLA violations, % of jobs")
+    axes.set_ylabel("mean power, W")
+    axes.set_title(_title(first))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
 def pareto_front(points: Sequence[Point]) -> list[Point]:
     """Return the points that no other beats in power and SLA, by rising power."""
     front: list[Point] = []
