@@ -44,7 +44,7 @@ class Evolve(ScenarioOptions):
     """Stop after so many minutes, if that is sooner."""
     population: int = 20
     """Candidates in a generation."""
-    episodes: int = 48
+    episodes: int = 32
     """Episodes of each candidate, other ones in each generation."""
     step: float = 0.05
     """How far the first candidates lie from the start, as a share of each number's range."""

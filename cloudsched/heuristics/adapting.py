@@ -22,11 +22,10 @@ from cloudsched.heuristics.parameters import RANGES, SIGNALS, HeuristicConfig
 from cloudsched.heuristics.tuning import Scorer, TuningProgress, free_parameters, plain_policy
 
 ANSWERING = (
-    *(name for name in RANGES if name.startswith("headroom_")),
-    *("hysteresis", "min_idle_ticks", "urgent_ticks", "idle_bias", "hold_laxity"),
-    *("place_idle", "place_extension", "place_energy", "order_duration"),
+    *("headroom_constant", "headroom_root", "headroom_queued", "headroom_urgent", "headroom_rate"),
+    *("headroom_release", "hysteresis", "min_idle_ticks", "idle_bias", "hold_laxity"),
 )
-"""What may follow the site: the sleep controller's numbers, and what trades waiting for power."""
+"""What may follow the site: how much stays awake, for how long, and how long jobs are held."""
 MOST = 0.5
 """Share of its range that a number may move for one signal."""
 
@@ -85,7 +84,7 @@ def adapt_heuristic(
     except KeyboardInterrupt:
         pass
     # With new arrivals in every generation the mean of the search is the best guess.
-    return _config(start, names, np.asarray(search.mean))
+    return _config(start, names, np.asarray(search.result.xfavorite))
 
 
 def _point(config: HeuristicConfig, names: Sequence[str]) -> NDArray[np.float64]:

@@ -115,7 +115,7 @@ def tune_heuristic(
             points = search.ask()
             configs = [_moved(start, names, low + (high - low) * np.asarray(x)) for x in points]
             # The mean of the search is often better than any sample of it.
-            mean = low + (high - low) * np.clip(search.mean, 0.0, 1.0)
+            mean = low + (high - low) * np.clip(search.result.xfavorite, 0.0, 1.0)
             scores = score([*configs, _moved(start, names, mean)]).mean(axis=2)
             returns = (scores / scale[:, None]).mean(axis=0)
             search.tell(points, (-returns[:-1]).tolist())
