@@ -14,6 +14,7 @@ from ray import serve
 
 from cloudsched.config import Settings
 from cloudsched.serving.backend import Backend, ServingSettings
+from cloudsched.serving.grpc_server import use_own_server
 from cloudsched.serving.ingress import Ingress
 from cloudsched.serving.limits import Gate
 from cloudsched.serving.rpc import Calls
@@ -72,6 +73,7 @@ class Scheduler(Calls):
         torch.set_num_threads(1)  # replicas, not threads, use the cores
         self._settings = ServingSettings.from_dict(settings)
         self.gate = Gate(self._settings.token, self._settings.limits)
+        use_own_server(self)
 
     async def __serve_build_asgi_app__(self) -> Any:
         """Build the application inside the replica."""
