@@ -368,7 +368,8 @@ def _orders(planner: Planner, num_clusters: int, most: int) -> NDArray[np.int64]
     heads, num_running = clusters["queue_head"], clusters["num_running"]
     columns = np.minimum(heads[:, None] + np.arange(width), state.queue.shape[1] - 1)
     rows: NDArray[np.int64] = state.queue[np.arange(num_clusters)[:, None], columns]
-    return rows - num_running[:, None]
+    places: NDArray[np.int64] = rows - num_running[:, None]
+    return places
 
 
 def _reply(
