@@ -184,7 +184,9 @@ class Deployment:
             "limits": {},
             **arguments,
         }
-        self._sockets = tempfile.TemporaryDirectory()  # a socket's path must be short
+        self._sockets = tempfile.TemporaryDirectory(
+            ignore_cleanup_errors=True
+        )  # a socket's path must be short
         self._dashboard = _free_port()
         self._environment = {
             **os.environ,
@@ -204,6 +206,8 @@ class Deployment:
         command += ["--dashboard-port", str(self._dashboard), "--num-cpus", "4"]
         command += ["--ray-client-server-port", str(_free_port())]
         command += ["--object-store-memory", str(100 * 2**20)]
+        # A folder of its own, or `ray.init` of others would take this cluster for theirs.
+        command += ["--temp-dir", f"{self._sockets.name}/ray"]
         with (self._folder / "ray.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
         self.service["process"] = process
