@@ -128,11 +128,6 @@ def _summary(
     def ratio(above: float | None, below: float | None) -> float | None:
         return None if above is None or below is None else above / below
 
-    batches = [
-        rate
-        for contender in (OURS, OURS_SCALED)
-        if (rate := figure(contender, "batch", "requests_per_s")) is not None
-    ]
     ours = OURS if f"{OURS}/c16" in medians else OURS_SCALED
     scaled = OURS_SCALED if f"{OURS_SCALED}/c16" in medians else OURS
     speed = "requests_per_s"
@@ -148,6 +143,7 @@ def _summary(
         "grpc_over_http_at_16": ((ours, "grpc_c16", speed), (ours, "c16", speed)),
         "grpc_over_http_at_1": ((ours, "grpc_c1", speed), (ours, "c1", speed)),
     }
+    batches = figure(scaled, "batch", speed)
     return {
         "requests_per_s": {c: figure(c, "c16", speed) for c in REPLICAS},
         "replicas": REPLICAS,
@@ -162,7 +158,8 @@ def _summary(
             name: f"{'/'.join(above)} over {'/'.join(below)}"
             for name, (above, below) in pairs.items()
         },
-        "batch_decisions_per_s": decisions * max(batches) if batches else None,
+        "batch_is_of": scaled,
+        "batch_decisions_per_s": None if batches is None else decisions * batches,
         "decisions_in_a_batch": decisions,
         "latency_ms": {
             name: {key.removesuffix("_ms"): entry[key] for key in entry if key.endswith("_ms")}
