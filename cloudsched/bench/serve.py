@@ -1,9 +1,8 @@
 """How fast the service answers: on Serve behind HAProxy, bare on uvicorn, and behind Serve's proxy.
 
-All contenders run the same application with the same policy (ours with one and with two replicas,
-the others with one process that decides), and are
-measured in turns on loopback. `wrk` and `h2load` make the load where they are installed, else our
-own generators.
+All contenders run the same application with the same policy, in as many processes as `REPLICAS`
+says, and are measured in turns on loopback. `wrk` and `h2load` make the load where they are
+installed, else our own generators.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from cloudsched.serving.versions import PolicyDecider, load_version
 TOKEN = "bench"
 MIDDAY = 300  # the tick at which states are taken
 OURS, OURS_SCALED, BARE, PROXY = "haproxy", "haproxy_two_replicas", "bare_uvicorn", "default_proxy"
+REPLICAS = {OURS: 1, OURS_SCALED: 2, BARE: 1, PROXY: 2}
 
 Report = Callable[[str], None]
 
@@ -128,36 +128,38 @@ def _summary(
     def ratio(above: float | None, below: float | None) -> float | None:
         return None if above is None or below is None else above / below
 
-    batches = [
-        rate
-        for contender in (OURS, OURS_SCALED)
-        if (rate := figure(contender, "batch", "requests_per_s")) is not None
-    ]
     ours = OURS if f"{OURS}/c16" in medians else OURS_SCALED
+    scaled = OURS_SCALED if f"{OURS_SCALED}/c16" in medians else OURS
     speed = "requests_per_s"
+    # Name of the ratio: what is above, what is below.
+    pairs = {
+        BARE: ((scaled, "c16", speed), (BARE, "c16", speed)),
+        f"{BARE}_one_replica": ((ours, "c16", speed), (BARE, "c16", speed)),
+        PROXY: ((scaled, "c16", speed), (PROXY, "c16", speed)),
+        f"{PROXY}_one_replica": ((ours, "c16", speed), (PROXY, "c16", speed)),
+        "p50_one_connection_over_bare": ((ours, "c1", "p50_ms"), (BARE, "c1", "p50_ms")),
+        "p99_over_p50_at_16": ((ours, "c16", "p99_ms"), (ours, "c16", "p50_ms")),
+        "p99_over_p50_at_16_two_replicas": ((scaled, "c16", "p99_ms"), (scaled, "c16", "p50_ms")),
+        "grpc_over_http_at_16": ((ours, "grpc_c16", speed), (ours, "c16", speed)),
+        "grpc_over_http_at_1": ((ours, "grpc_c1", speed), (ours, "c1", speed)),
+    }
+    batches = figure(scaled, "batch", speed)
     return {
-        "requests_per_s": {c: figure(c, "c16", speed) for c in (OURS, OURS_SCALED, BARE, PROXY)},
+        "requests_per_s": {c: figure(c, "c16", speed) for c in REPLICAS},
+        "replicas": REPLICAS,
         "ratios": {
-            # The service with as many replicas as cores against one bare process, and one to one.
-            BARE: ratio(
-                figure(OURS_SCALED, "c16", speed) or figure(OURS, "c16", speed),
-                figure(BARE, "c16", speed),
-            ),
-            f"{BARE}_one_replica": ratio(figure(OURS, "c16", speed), figure(BARE, "c16", speed)),
-            PROXY: ratio(figure(ours, "c16", speed), figure(PROXY, "c16", speed)),
-            "p50_one_connection_over_bare": ratio(
-                figure(ours, "c1", "p50_ms"), figure(BARE, "c1", "p50_ms")
-            ),
-            "p99_over_p50_at_16": ratio(
-                figure(ours, "c16", "p99_ms"), figure(ours, "c16", "p50_ms")
-            ),
-            "grpc_over_http_at_16": ratio(
-                figure(ours, "grpc_c16", speed), figure(ours, "c16", speed)
-            ),
-            "grpc_over_http_at_1": ratio(figure(ours, "grpc_c1", speed), figure(ours, "c1", speed)),
+            **{
+                name: ratio(figure(*above), figure(*below))
+                for name, (above, below) in pairs.items()
+            },
             "model_500_over_15": model["500"] / model["15"],
         },
-        "batch_decisions_per_s": decisions * max(batches) if batches else None,
+        "ratios_are_of": {
+            name: f"{'/'.join(above)} over {'/'.join(below)}"
+            for name, (above, below) in pairs.items()
+        },
+        "batch_is_of": scaled,
+        "batch_decisions_per_s": None if batches is None else decisions * batches,
         "decisions_in_a_batch": decisions,
         "latency_ms": {
             name: {key.removesuffix("_ms"): entry[key] for key in entry if key.endswith("_ms")}
@@ -178,7 +180,7 @@ def _running(contender: str, policy: str, folder: Path) -> Iterator[tuple[int, s
     if contender == BARE:
         command = [sys.executable, "-m", "cloudsched.bench.serve_bare", policy, TOKEN, str(state)]
     else:
-        replicas = "2" if contender == OURS_SCALED else "1"
+        replicas = str(REPLICAS[contender])
         is_bundle = (Path(policy) / "bundle.json").exists()
         command = [sys.executable, "-m", "cloudsched.cli", "serve", "--json", "--port", "0"]
         command += ["--grpc-port", "0", "--token", TOKEN, "--state-dir", str(state)]
@@ -268,6 +270,7 @@ def _h2load(address: str, body: Path, connections: int, seconds: float) -> dict[
     command += ["-d", str(frame), f"--log-file={log}"]
     command += [word for header in headers for word in ("-H", header)]
     url = f"http://{address}/cloudsched.v1.Scheduler/Decide"
+    _check_grpc(address, message)
     subprocess.run([*command, url], capture_output=True, check=True)
     rows = [line.split("\t") for line in log.read_text().splitlines()]
     if not rows or any(row[1] != "200" for row in rows):
@@ -278,6 +281,17 @@ def _h2load(address: str, body: Path, connections: int, seconds: float) -> dict[
         "requests_per_s": len(rows) / max(span_s, 1e-3),
         **{f"p{p}_ms": float(np.percentile(times_ms, p)) for p in (50, 90, 99)},
     }
+
+
+def _check_grpc(address: str, message: bytes) -> None:
+    """Refuse to measure calls that fail: `h2load` does not look at the status of gRPC."""
+    import grpc
+
+    with grpc.insecure_channel(address) as channel:
+        call: Any = channel.unary_unary("/cloudsched.v1.Scheduler/Decide")
+        metadata = (("authorization", f"Bearer {TOKEN}"),)
+        if not call(message, metadata=metadata, timeout=30, wait_for_ready=True):
+            raise CloudschedError(f"gRPC at {address} answers nothing.")
 
 
 def _fresh_bundle(folder: Path) -> Path:

@@ -1,9 +1,10 @@
 """Our gRPC server in the place of Serve's, in a replica behind HAProxy.
 
 Serve has no setting for it: `use_own_server` replaces the function by which a replica starts its
-server. Where a later Serve has no such function, or no HAProxy is in front, Serve's own server
-calls the same methods, a little slower. Requests count as ongoing in Serve's books, so that
-draining and autoscaling see them.
+server, and with it opens the short way for HTTP (`cloudsched.serving.middleware`). Where a later
+Serve has no such function, or no HAProxy is in front, Serve's own servers call the same methods, a
+little slower. Requests count as ongoing in Serve's books, so that draining and autoscaling see
+them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from google.protobuf import message_factory
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from cloudsched.serving import middleware
 from cloudsched.serving.errors import MalformedError
 from cloudsched.serving.http2 import Http2Connection, Method, Status
 from cloudsched.serving.proto import cloudsched_pb2
@@ -134,8 +136,12 @@ class GrpcServer:
         return call
 
 
-def use_own_server(calls: Calls) -> None:
-    """Make the replica of this process start our server, where Serve allows it."""
+def use_own_server(calls: Any) -> None:
+    """Make the replica of this process start our server, where Serve allows it.
+
+    Args:
+        calls: a `Calls` with its `ingress`, both ready when the server starts.
+    """
     from ray.serve._private import constants, replica
 
     serves = getattr(replica, "start_grpc_server", None)
@@ -155,6 +161,7 @@ def use_own_server(calls: Calls) -> None:
             return task, server
         server = GrpcServer(calls, health, count)
         await server.start(None, grpc_options.port)
+        middleware.short_way.app, middleware.short_way.count = calls.ingress, count
         return event_loop.create_task(server.wait_for_termination()), server
 
     replica.start_grpc_server = start_grpc_server

@@ -78,6 +78,7 @@ def local_service(settings: ServingSettings, local: LocalSettings) -> Iterator[E
         else:
             # Replicas count half a CPU each, so they and Serve's own processes always fit.
             ray.init(
+                address="local",  # also where another cluster runs on this machine
                 num_cpus=max(4, local.max_replicas + 2),
                 include_dashboard=False,
                 log_to_driver=False,

@@ -17,9 +17,10 @@ from cloudsched.policy import Policy
 from cloudsched.serving import schemas
 from cloudsched.serving.errors import UnknownError, UnprocessableError
 from cloudsched.serving.measures import Measures
-from cloudsched.serving.planner import Outcome, Planner, Step, Trace, serving_rules
+from cloudsched.serving.planner import Planner, Trace, serving_rules
+from cloudsched.serving.replies import commands_of, orders_of, reply_of
 from cloudsched.serving.shield import Breaker, ShieldedDecider, ShieldSettings
-from cloudsched.serving.snapshots import is_asleep, names_of, snapshots_of
+from cloudsched.serving.snapshots import snapshots_of
 from cloudsched.serving.versions import ExploringDecider, PolicyDecider, Version, Versions
 from cloudsched.serving.wire import struct_of
 from cloudsched.sim.fleet import CURVE_POINTS, Fleet, build_fleet
@@ -30,10 +31,6 @@ CHUNK_ACTIONS = 8192  # actions of all clusters that are decided together: 64 cl
 MAX_CHUNK = 128
 MAX_FLEETS = 64  # fleets kept ready; each costs the arrays of its clusters
 
-DecisionReply = struct_of(schemas.DecisionReply)
-Decision = struct_of(schemas.Decision)
-Alternative = struct_of(schemas.Alternative)
-Intervention = struct_of(schemas.Intervention)
 BatchReply = struct_of(schemas.BatchReply)
 
 FleetLookup = Callable[[str], Any]
@@ -226,7 +223,7 @@ class DecisionService:
         planner.load(snapshots_of(requests, desk.config, desk.fleet))
         most = desk.config.decisions_per_tick
         limits = [request.max_decisions or most for request in requests]
-        orders = _orders(planner, len(requests), max(limits))
+        orders = orders_of(planner, len(requests), max(limits))
         memory = np.array([request.last_server for request in requests], np.int64)
         safe_memory = memory.copy()
         windows = [request.sla_window for request in requests]
@@ -253,7 +250,7 @@ class DecisionService:
         )
         notes = decider.interventions
         replies = [
-            _reply(desk, request, version, outcome, e, order, last_server, notes.get(e, ()))
+            reply_of(desk.sizes, request, version, outcome, e, order, last_server, notes.get(e, ()))
             for e, (request, order, last_server) in enumerate(
                 zip(requests, orders, memory.tolist(), strict=True)
             )
@@ -296,7 +293,7 @@ class DecisionService:
             planner.load(snapshots_of(requests, desk.config, desk.fleet))
             most = desk.config.decisions_per_tick
             limits = [request.max_decisions or most for request in requests]
-            orders = _orders(planner, len(requests), max(limits))
+            orders = orders_of(planner, len(requests), max(limits))
             memory = np.array([request.last_server for request in requests], np.int64)
             outcome = planner.decide(
                 PolicyDecider(desk.policy(version), memory),
@@ -304,7 +301,7 @@ class DecisionService:
                 num_others=[0] * len(requests),
             )
             shadows = [
-                _reply(desk, request, version, outcome, e, orders[e], int(memory[e]), ())
+                reply_of(desk.sizes, request, version, outcome, e, orders[e], int(memory[e]), ())
                 for e, request in enumerate(requests)
             ]
         except Exception:
@@ -313,7 +310,7 @@ class DecisionService:
         measures.observe(shadows, time.perf_counter() - started, planner.decider_s)
         for shadow, reply in zip(shadows, replies, strict=True):
             measures.num_compared += 1
-            measures.num_agreed += _commands(shadow) == _commands(reply)
+            measures.num_agreed += commands_of(shadow) == commands_of(reply)
 
 
 def fleet_of(spec: Any) -> Fleet:
@@ -355,79 +352,3 @@ def _key(spec: Any) -> Any:
             for s in spec.servers
         ),
     )
-
-
-def _orders(planner: Planner, num_clusters: int, most: int) -> NDArray[np.int64]:
-    """Return (S, W) the places of each cluster's queued jobs in its request, in window order.
-
-    As many as `most` decisions can name; what is beyond the end of a queue is meaningless.
-    """
-    state = planner.engine.state
-    clusters = state.clusters[:num_clusters]
-    width = min(planner.config.visible_jobs + most, state.queue.shape[1])
-    heads, num_running = clusters["queue_head"], clusters["num_running"]
-    columns = np.minimum(heads[:, None] + np.arange(width), state.queue.shape[1] - 1)
-    rows: NDArray[np.int64] = state.queue[np.arange(num_clusters)[:, None], columns]
-    return rows - num_running[:, None]
-
-
-def _reply(
-    desk: FleetDesk,
-    request: Any,
-    version: Version,
-    outcome: Outcome,
-    e: int,
-    order: NDArray[np.int64],
-    last_server: int,
-    notes: Sequence[tuple[str, str]],
-) -> Any:
-    """Turn the actions of cluster e into commands."""
-    steps = outcome.steps[e]
-    return DecisionReply(
-        cluster=request.cluster,
-        policy=version.name,
-        decisions=_decisions(desk, request, steps, order) if steps else [],
-        ended_by="wait" if outcome.ended_by_wait[e] else "limit",
-        wait_probability=outcome.wait_chance[e],
-        last_server=last_server,
-        interventions=[Intervention(reason=reason, detail=detail) for reason, detail in notes],
-    )
-
-
-def _decisions(
-    desk: FleetDesk, request: Any, steps: Sequence[Step], order: NDArray[np.int64]
-) -> list[Any]:
-    num_servers, toggles, wait = desk.sizes
-    names, places = names_of(request.queue), order.tolist()
-    toggled: set[int] = set()
-
-    def named(action: int) -> tuple[str, str | None, int | None]:
-        if action < toggles:
-            return "place", names[places[action // num_servers]], action % num_servers
-        if action == wait:
-            return "wait", None, None
-        n = action - toggles
-        is_now_asleep = is_asleep(request.servers, n) != (n in toggled)
-        return "wake" if is_now_asleep else "sleep", None, n
-
-    decisions = []
-    for step in steps:
-        kind, job, server = named(step.action)
-        others = [
-            Alternative(kind=kind, job=job, server=server, probability=chance)
-            for (kind, job, server), chance in ((named(a), c) for a, c in step.others)
-        ]
-        decisions.append(
-            Decision(
-                kind=kind, job=job, server=server, probability=step.chance, alternatives=others
-            )
-        )
-        if kind == "place":
-            del places[step.action // num_servers]
-        else:
-            toggled ^= {step.action - toggles}
-    return decisions
-
-
-def _commands(reply: Any) -> list[tuple[Any, ...]]:
-    return [(d.kind, d.job, d.server) for d in reply.decisions]

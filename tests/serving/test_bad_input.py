@@ -19,7 +19,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import not_a_server_error
-from servers import TOKEN, Client, bare_server
+from servers import TOKEN, Client, bare_server, malformed
 
 from cloudsched.bench.load import generate, request_bytes
 from cloudsched.serving.documentation import DECISION, documentation_app
@@ -60,34 +60,6 @@ def _conformance() -> list[Any]:
     return [check for check in CHECKS.get_all() if check.__name__ in names]
 
 
-def _malformed(generator: random.Random, whole: bytes) -> bytes:
-    """Return a body that is broken in one of many ways."""
-    kind = generator.randrange(8)
-    if kind == 0:
-        return whole[: generator.randrange(len(whole))]
-    if kind == 1:
-        body = bytearray(whole)
-        for _ in range(generator.randrange(1, 6)):
-            body[generator.randrange(len(body))] = generator.randrange(256)
-        return bytes(body)
-    if kind == 2:
-        return generator.randbytes(generator.randrange(200))
-    if kind == 3:
-        depth = generator.randrange(1, 20_000)
-        return generator.choice([b"[", b'{"fleet":', b'{"queue":['])[:1] * depth
-    if kind == 4:
-        word = generator.choice([b"NaN", b"Infinity", b"-1e999", b"1e400", b"null", b'"x"', b"{}"])
-        return whole.replace(b"0.25", word)
-    if kind == 5:
-        return json.dumps(
-            generator.choice([[], 3, "x", None, {"fleet": {}}, {"queue": [1]}])
-        ).encode()
-    if kind == 6:
-        number = generator.choice([-1, 2**31, 2**63, 2**70, 1.5, -0.0])
-        return whole.replace(b"12", json.dumps(number).encode())
-    return whole.replace(b'"', generator.choice([b"'", b"", b'""']), generator.randrange(1, 9))
-
-
 def test_ten_thousand_malformed_bodies(client: Client) -> None:
     generator = random.Random(0)
     whole = json.dumps(DECISION).encode()
@@ -97,7 +69,7 @@ def test_ten_thousand_malformed_bodies(client: Client) -> None:
     statuses: Counter[int] = Counter()
     memory = 0
     for number in range(NUM_MALFORMED):
-        body = _malformed(generator, whole)
+        body = malformed(generator, whole)
         status, _ = client("POST", generator.choice(paths), raw=body)
         statuses[status] += 1
         if number == NUM_MALFORMED // 4:

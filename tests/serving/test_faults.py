@@ -1,16 +1,16 @@
-"""Killed replicas, a killed store and new versions under constant load: nothing is lost."""
+"""Killed replicas, a killed store, new versions and a redeploy under load: nothing is lost."""
 
 from __future__ import annotations
 
 import http.client
 import threading
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import psutil
 import pytest
-from servers import Client, serve_process
+from servers import Client, Deployment, processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -83,70 +83,130 @@ class Caller(threading.Thread):
         return None
 
 
-def _processes(service: dict[str, Any], name: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.Process(service["process"].pid).children(recursive=True):
-        try:
-            if process.cmdline()[0].startswith(f"ray::{name}"):
-                found.append(process)
-        except (psutil.NoSuchProcess, IndexError):
-            continue
-    return found
-
-
 def _wait_for_replicas(service: dict[str, Any], callers: list[Caller], killed: set[int]) -> None:
     """Wait until two replicas answer again, or long enough for the test to go on."""
     deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:
-        alive = {p.pid for p in _processes(service, "ServeReplica")} - killed
+        alive = {p.pid for p in processes(service, "ServeReplica")} - killed
         if len(alive) >= 2:
             return
         time.sleep(0.2)
     pytest.fail(f"a killed replica did not come back; lost so far: {[c.lost for c in callers]}")
 
 
-def test_nothing_is_lost_when_processes_die_and_versions_change(tmp_path: Path) -> None:
-    options = ["--policy", "rr", "--min-replicas", "2", "--shield.sla-cap", "1.0"]
-    with serve_process(tmp_path, *options) as service:
-        stop = threading.Event()
-        callers = [Caller(service, f"c{i}", stop) for i in range(NUM_CALLERS)]
-        for caller in callers:
-            caller.start()
-        admin = Client(service["port"], service["token"])
-        killed: set[int] = set()
-        for round_number in range(3):
-            time.sleep(1.0)
-            _wait_for_replicas(service, callers, killed)
-            victim = _processes(service, "ServeReplica")[0]
-            killed.add(victim.pid)
-            victim.kill()
-            time.sleep(1.0)
-            (store,) = _processes(service, "StoreProcess")
-            store.kill()
-            time.sleep(1.0)
-            version = {"source": "rr", "name": f"rr-{round_number}"}
-            for _ in range(MAX_TRIES):
-                try:
-                    if admin("POST", "/v1/policies", version)[0] == 200:
-                        break
-                except (OSError, http.client.HTTPException):
-                    pass
-                time.sleep(0.25)
-            else:
-                pytest.fail("a new version could not be loaded")
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """`serve deploy serve/cluster.yaml` on a Ray cluster that runs already."""
+    arguments = {"policy": "rr", "min_replicas": 2, "max_replicas": 2, "shield": {"sla_cap": 1.0}}
+    with Deployment(tmp_path_factory.mktemp("faults"), **arguments) as deployment:
+        yield deployment
+
+
+def test_nothing_is_lost_when_processes_die_and_versions_change(deployment: Deployment) -> None:
+    service = deployment.service
+    stop = threading.Event()
+    callers = [Caller(service, f"c{i}", stop) for i in range(NUM_CALLERS)]
+    for caller in callers:
+        caller.start()
+    admin = Client(service["port"], service["token"])
+    killed: set[int] = set()
+    for round_number in range(3):
         time.sleep(1.0)
+        _wait_for_replicas(service, callers, killed)
+        victim = processes(service, "ServeReplica")[0]
+        killed.add(victim.pid)
+        victim.kill()
+        time.sleep(1.0)
+        (store,) = processes(service, "StoreProcess")
+        store.kill()
+        time.sleep(1.0)
+        version = {"source": "rr", "name": f"rr-{round_number}"}
+        for _ in range(MAX_TRIES):
+            try:
+                if admin("POST", "/v1/policies", version)[0] == 200:
+                    break
+            except (OSError, http.client.HTTPException):
+                pass
+            time.sleep(0.25)
+        else:
+            pytest.fail("a new version could not be loaded")
+        # A new version of the application: all replicas are replaced while they are called.
+        _wait_for_replicas(service, callers, killed)
+        before = {process.pid for process in processes(service, "ServeReplica")}
+        deployment.application["args"]["limits"] = {"burst": 200 + round_number}
+        deployment.deploy()
+        assert not before & {process.pid for process in processes(service, "ServeReplica")}
+    time.sleep(1.0)
+    stop.set()
+    for caller in callers:
+        caller.join(30)
+    admin.close()
+    total = sum(caller.num_calls for caller in callers)
+    repeats = sum(caller.num_repeats for caller in callers)
+    print(f"{total} calls, {repeats} repeated by their client")
+    for caller in callers:
+        assert caller.lost == []
+        assert caller.illegal == []
+        counters = caller.view["counters"]
+        assert caller.view["tick"] == caller.num_sent - 1  # no tick lost, none twice
+        assert counters["arrived"] == caller.num_sent
+        assert counters["started"] == caller.num_sent
+    assert repeats < 0.2 * total
+
+
+def test_replicas_come_with_load_and_go_without(deployment: Deployment) -> None:
+    deployment.application["args"] |= {"min_replicas": 1, "max_replicas": 2}
+    scale = {
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "target_ongoing_requests": 0.5,
+        "upscale_delay_s": 1.0,
+        "downscale_delay_s": 2.0,
+        "look_back_period_s": 2.0,
+        "metrics_interval_s": 0.5,
+    }
+    deployment.application["deployments"] = [{"name": "Scheduler", "autoscaling_config": scale}]
+    deployment.deploy()
+    service = deployment.service
+    _wait_for_number(deployment, 1)
+    with _load(service):
+        _wait_for_number(deployment, 2)
+    _wait_for_number(deployment, 1)
+    client = Client(service["port"], service["token"])
+    assert client("POST", "/v1/decisions", {"queue": QUEUE})[0] == 200
+    client.close()
+
+
+@contextmanager
+def _load(service: dict[str, Any]) -> Iterator[None]:
+    """Ask for decisions over eight connections while the block lasts; none may fail."""
+    stop, failures = threading.Event(), []
+
+    def send() -> None:
+        client = Client(service["port"], service["token"])
+        while not stop.is_set():
+            try:
+                status, reply = client("POST", "/v1/decisions", {"queue": QUEUE})
+            except (OSError, http.client.HTTPException):
+                continue  # HAProxy closes connections when it takes up another replica
+            if status != 200:
+                failures.append((status, reply))
+        client.close()
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
         stop.set()
-        for caller in callers:
-            caller.join(30)
-        admin.close()
-        total = sum(caller.num_calls for caller in callers)
-        repeats = sum(caller.num_repeats for caller in callers)
-        print(f"{total} calls, {repeats} repeated by their client")
-        for caller in callers:
-            assert caller.lost == []
-            assert caller.illegal == []
-            counters = caller.view["counters"]
-            assert caller.view["tick"] == caller.num_sent - 1  # no tick lost, none twice
-            assert counters["arrived"] == caller.num_sent
-            assert counters["started"] == caller.num_sent
-        assert repeats < 0.2 * total
+        for thread in threads:
+            thread.join(30)
+    assert failures == []
+
+
+def _wait_for_number(deployment: Deployment, number: int) -> None:
+    deadline = time.monotonic() + 60.0
+    while deployment.num_replicas() != number:
+        assert time.monotonic() < deadline, f"{deployment.num_replicas()} replicas, not {number}"
+        time.sleep(0.2)

@@ -19,13 +19,15 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 from gymnasium.vector import AutoresetMode
-from servers import Client, serve_process
+from servers import Client, malformed, processes, serve_process
 
+from cloudsched.bench.load import generate, request_bytes
 from cloudsched.commands.policies import make_policy
 from cloudsched.datasets.check import check_dataset
 from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.envs.scenario import Scenario
 from cloudsched.evaluation import evaluate
+from cloudsched.serving.documentation import DECISION
 from cloudsched.serving.proto import cloudsched_pb2, cloudsched_pb2_grpc
 from cloudsched.serving.rpc_client import decision_message_of
 from cloudsched.serving.simulated import drive
@@ -34,6 +36,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 messages: Any = cloudsched_pb2
 
+IN_FLIGHT = 16  # that one replica takes; few, so that a test can overload it
 EXAMPLES = Path(__file__).parents[2] / "serve"
 
 
@@ -46,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(folder: Path, bundle_folder: Path) -> Iterator[dict[str, Any]]:
     options = ["--bundle", str(bundle_folder), "--log-dir", str(folder / "log")]
     options += ["--shield.sla-cap", "1.0", "--min-replicas", "2"]
+    options += ["--limits.max-in-flight", str(IN_FLIGHT)]
     with serve_process(folder, *options) as running:
         yield running
 
@@ -284,6 +288,57 @@ def test_random_bytes_over_grpc_are_refused_with_a_status(
     assert client("POST", "/v1/decisions", {})[0] == 200
 
 
+def test_malformed_bodies_through_haproxy_are_refused_and_leave_no_trace(
+    client: Client, service: dict[str, Any]
+) -> None:
+    generator = random.Random(2)
+    whole = json.dumps(DECISION).encode()
+    paths = ("/v1/decisions", "/v1/decisions/batch", "/v1/clusters", "/k8s/filter", "/v1/policies")
+    statuses: Counter[int] = Counter()
+    memory = 0
+    for number in range(2000):
+        body = malformed(generator, whole)
+        status, _ = client("POST", generator.choice(paths), raw=body)
+        statuses[status] += 1
+        if number == 500:
+            memory = _memory_of_replicas(service)
+    assert set(statuses) <= {200, 201, 400, 404, 409, 422}, statuses
+    assert statuses[400] + statuses[422] > 1000
+    assert _memory_of_replicas(service) < memory + 64 * 2**20
+
+
+def test_five_times_the_load_through_haproxy_is_refused_cleanly(
+    client: Client, service: dict[str, Any]
+) -> None:
+    port = service["port"]
+    request = request_bytes("/v1/decisions", json.dumps(DECISION).encode(), service["token"])
+    before = generate(port, request, connections=8, seconds=1.0)
+    assert before.num_failed == 0
+    statuses: Counter[int] = Counter()
+
+    def flood() -> None:
+        caller = Client(port, service["token"])
+        end = time.monotonic() + 3.0
+        while time.monotonic() < end:
+            status, _ = caller("POST", "/v1/decisions", DECISION)
+            statuses[status] += 1
+            if status == 503:
+                assert caller.headers["retry-after"] == "1"
+        caller.close()
+
+    threads = [threading.Thread(target=flood) for _ in range(5 * 2 * IN_FLIGHT)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) <= {200, 503}, statuses
+    assert statuses[200] > 0
+    after = [generate(port, request, connections=8, seconds=1.0) for _ in range(3)]
+    assert after[-1].num_failed == 0
+    assert max(load.per_s for load in after) > 0.5 * before.per_s  # the machine may be busy
+    assert client("GET", "/readyz")[0] == 200
+
+
 def test_the_log_is_a_sound_dataset(service: dict[str, Any], folder: Path) -> None:
     def datasets() -> list[Path]:
         return sorted(path.parent for path in (folder / "log").glob("*/manifest.json"))
@@ -293,6 +348,10 @@ def test_the_log_is_a_sound_dataset(service: dict[str, Any], folder: Path) -> No
         report = check_dataset(dataset, lambda name, rows: None)
         assert report.findings == ()
         assert report.num_checked > 0
+
+
+def _memory_of_replicas(service: dict[str, Any]) -> int:
+    return sum(process.memory_info().rss for process in processes(service, "ServeReplica"))
 
 
 def _wait_for(condition: Any, seconds: float = 10.0) -> None:
