@@ -54,8 +54,8 @@ class Evaluate:
     """Folder that offline.record wrote."""
     policies: tuple[str, ...]
     """Names of policies (`cloudsched policies`) or folders of bundles."""
-    gamma: float = 0.99
-    """Discount of a tick: 0.99 looks about 100 ticks ahead."""
+    gamma: float = ConstrainedConfig.gamma
+    """Discount of a tick: 0.97 looks about 33 ticks ahead."""
     steps: int = EvaluationConfig.num_steps
     """Gradient steps of fitted Q evaluation, for each policy."""
     seed: int = EvaluationConfig.seed
@@ -99,9 +99,7 @@ class Evaluate:
                 print(f"{name}: {entry['warning']}")
         if self.truth_seeds:
             good = sum(map(_is_honest, entries.values()))
-            print(
-                f"the truth lies inside, or a warning says that it may not: {good} of {len(entries)}"
-            )
+            print(f"the truth inside, or a warning given: {good} of {len(entries)} policies")
 
     def _entry(self, name: str, manifest: Manifest) -> dict[str, Any]:
         scenario = manifest.scenario

@@ -50,7 +50,7 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "tiny": Budget(40, 40, 1, 4, (0.1,), {"episode_ticks": 60}),
+    "tiny": Budget(40, 40, 1, 4, (0.1,), {"episode_ticks": 400}),
     "small": Budget(400, OfflineRunConfig.num_steps, 3, None, (ConstrainedConfig.pessimism,), {}),
     "full": Budget(2000, 4 * OfflineRunConfig.num_steps, 3, None, (0.0, 0.1, 1.0), {}),
 }

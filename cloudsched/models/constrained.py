@@ -15,6 +15,7 @@ any time, so that a small push makes it sleep all; one rule has sharp edges, and
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -34,6 +35,7 @@ POWER_SCALE = 0.1  # of full power; brings values of reward to order one
 RATE_SCALE = 0.05  # of jobs; brings values of cost to order one
 LUCK_WIDTH = 64
 ADVANTAGE_WEIGHT = 0.1
+FAST = 4.0  # times the learning rate, see `SetHeads.fast_parameters`
 NOISE_RATE = 0.02  # of the running means of squared targets
 
 
@@ -313,11 +315,18 @@ class ConstrainedLearner:
         self.module = module
         self._config = config
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.Adam(
-            self._parameters, lr=config.learning_rate, eps=1e-6, foreach=True
-        )
-        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-            self._optimizer, num_steps, eta_min=0.1 * config.learning_rate
+        is_fast = {id(p) for p in module.heads.fast_parameters()}
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in self._parameters if id(p) not in is_fast]},
+            {
+                "params": [p for p in self._parameters if id(p) in is_fast],
+                "lr": FAST * config.learning_rate,
+            },
+        ]
+        self._optimizer = torch.optim.Adam(groups, lr=config.learning_rate, eps=1e-6, foreach=True)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer,
+            lambda step: 0.55 + 0.45 * math.cos(math.pi * min(1.0, step / num_steps)),
         )
         self.multiplier = LagrangeMultiplier(config.constraint)
         self.step_count = 0

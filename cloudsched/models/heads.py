@@ -163,6 +163,11 @@ class SetHeads(SetNetwork):
         with torch.no_grad():
             last.bias.copy_(values_2)
 
+    def fast_parameters(self) -> list[Tensor]:
+        """Return what has to grow large: placements differ by little in what they leave over."""
+        layers = (self.pair_features, self.pair_job, self.pair_out)
+        return [p for layer in layers for p in layer.parameters()]
+
     def single(self, head: int) -> dict[str, Tensor]:
         """Return the weights of a `SetNetwork` whose logits are those of one head."""
         state = dict(self.state_dict())
@@ -209,6 +214,10 @@ class FlatHeads(nn.Module):
         """Make these the values of everything."""
         with torch.no_grad():
             self.out.bias[-2:].copy_(values_2)
+
+    def fast_parameters(self) -> list[Tensor]:
+        """Return none: all of a perceptron's layers learn alike."""
+        return []
 
     def single(self, head: int) -> dict[str, Tensor]:
         """Return the weights of a `FlatNetwork` whose logits are those of one head."""

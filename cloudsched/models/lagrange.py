@@ -14,11 +14,11 @@ class LagrangeConfig(Settings):
 
     limit: float = 0.01
     """The most that the cost may be."""
-    initial_price: float = 3.0
+    initial_price: float = 2.0
     """Lambda at the start."""
     learning_rate: float = 0.005
     """Change of log lambda when the cost is one limit above its limit."""
-    min_price: float = 3.0
+    min_price: float = 1.0
     """Lambda never falls below this: what a violation is worth where the limit does not bind."""
     max_price: float = 1e3
     """Lambda never rises above this."""

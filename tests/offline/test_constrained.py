@@ -12,6 +12,7 @@ from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.envs.observation import columns
 from cloudsched.heuristics.random import RandomPolicy
 from cloudsched.models.constrained import (
+    OBSERVATION,
     ConstrainedConfig,
     ConstrainedLearner,
     ConstrainedModel,
@@ -208,6 +209,21 @@ def test_the_learner_finds_the_price_of_the_two_state_cmdp_to_within_two_percent
         learner.step(two_state_batch(generator, 64, config.gamma))
         prices.append(learner.multiplier.price)
     assert np.mean(prices[-num_steps // 3 :]) == pytest.approx(1.5, rel=0.02)
+
+
+def test_what_was_drawn_at_random_does_not_count_as_what_anyone_meant():
+    torch.manual_seed(0)
+    config = ConstrainedConfig(network=NetworkConfig(kind="flat", flat_width=16), gamma=0.8)
+    model = ConstrainedModel(ObservationSizes.of(TWO_ACTIONS), config)
+    learner = ConstrainedLearner(model, model, config, num_steps=100)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        batch = two_state_batch(generator, 64, config.gamma)
+        is_meant = batch["action"] == 1
+        batch["behaviour_probability"] = torch.where(is_meant, 0.9, 0.05)
+        learner.step(batch)
+    prior = torch.softmax(model.heads({k: batch[k] for k in OBSERVATION}).prior_BA, dim=1)
+    assert prior[:, 1].mean().item() == pytest.approx(0.9 / 0.95, abs=0.03)
 
 
 def test_a_continued_run_has_the_weights_of_one_that_never_stopped():
