@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from numba import njit
 from numpy.typing import NDArray
 
@@ -90,13 +91,27 @@ class TransitionReader:
         self._is_wanted = np.array([author in (None, b.policy) for b in manifest.behaviours])
 
     def pieces(self) -> list[dict[str, Any]]:
-        """Return every row group, as rows for Ray Data, in an order drawn from the seed."""
+        """Return the row groups with wanted rows, for Ray Data, in an order drawn from the seed."""
         found = []
         for name in self._manifest.files:
             with open_part(self._folder, name, self._manifest) as file:
-                found += [{"file": name, "group": group} for group in range(file.num_row_groups)]
+                found += [
+                    {"file": name, "group": group}
+                    for group in range(file.num_row_groups)
+                    if self._may_hold_wanted(file.metadata.row_group(group))
+                ]
         order = np.random.default_rng(self._seed).permutation(len(found))
         return [found[i] for i in order]
+
+    def _may_hold_wanted(self, group: pq.RowGroupMetaData) -> bool:
+        """Whether a row group's range of behaviours, if it is known, has a wanted one in it."""
+        for i in range(group.num_columns):
+            column = group.column(i)
+            if column.path_in_schema == "behaviour" and column.is_stats_set:
+                statistics = column.statistics
+                if statistics is not None and statistics.has_min_max:
+                    return bool(self._is_wanted[statistics.min : statistics.max + 1].any())
+        return True
 
     def dataset(self) -> Dataset:
         """Return the transitions as a Ray Data dataset that streams from disk."""

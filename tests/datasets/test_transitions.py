@@ -119,6 +119,8 @@ def test_a_reader_of_one_author_gives_its_decisions_alone_random_ones_included(r
     everyone = TransitionReader(recorded, manifest, TransitionConfig(), seed=5)
     alone = TransitionReader(recorded, manifest, TransitionConfig(), seed=5, author=author)
     expected = found = 0
+    kept = [(piece["file"], piece["group"]) for piece in alone.pieces()]
+    assert len(kept) < len(everyone.pieces())  # row groups without the author are not even read
     for piece in everyone.pieces():
         with open_part(recorded, piece["file"], manifest) as file:
             rows = to_arrays(file.read_row_group(piece["group"]))
@@ -131,7 +133,9 @@ def test_a_reader_of_one_author_gives_its_decisions_alone_random_ones_included(r
         ).usable
         assert len(usable) == count
         expected += int(np.isin(rows["behaviour"][usable], wanted).sum())
-        found += len(alone.read(piece["file"], piece["group"])["action"])
+        own = len(alone.read(piece["file"], piece["group"])["action"])
+        assert own == 0 or (piece["file"], piece["group"]) in kept
+        found += own
     assert found == expected > 0
 
 
