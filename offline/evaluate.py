@@ -28,7 +28,7 @@ from cloudsched.ope.fqe import EvaluationConfig, fit_critic
 from cloudsched.ope.trajectories import read_ticks
 from cloudsched.ope.truth import true_value
 from cloudsched.results import provenance, to_json, write_files
-from cloudsched.rl.offline import build_model
+from cloudsched.rl.offline import build_critic
 from cloudsched.sim.fleet import build_fleet
 from cloudsched.statistics import Estimate
 
@@ -54,8 +54,8 @@ class Evaluate:
     """Folder that offline.record wrote."""
     policies: tuple[str, ...]
     """Names of policies (`cloudsched policies`) or folders of bundles."""
-    gamma: float = 0.99
-    """Discount of a tick: 0.99 looks about 100 ticks ahead."""
+    gamma: float = ConstrainedConfig.gamma
+    """Discount of a tick: 0.97 looks about 33 ticks ahead."""
     steps: int = EvaluationConfig.num_steps
     """Gradient steps of fitted Q evaluation, for each policy."""
     seed: int = EvaluationConfig.seed
@@ -97,6 +97,9 @@ class Evaluate:
         for name, entry in entries.items():
             if entry["warning"]:
                 print(f"{name}: {entry['warning']}")
+        if self.truth_seeds:
+            good = sum(map(_is_honest, entries.values()))
+            print(f"the truth inside, or a warning given: {good} of {len(entries)} policies")
 
     def _entry(self, name: str, manifest: Manifest) -> dict[str, Any]:
         scenario = manifest.scenario
@@ -108,7 +111,7 @@ class Evaluate:
             TransitionConfig(gamma=self.gamma, num_ticks=config.num_ticks, reward="power"),
             seed=self.seed,
         )
-        model = build_model(self.dataset, config, self.seed, reward="power")
+        model = build_critic(self.dataset, config, self.seed)
         run = EvaluationConfig(num_steps=self.steps, seed=self.seed)
 
         def report(metrics: dict[str, float]) -> None:
@@ -166,6 +169,11 @@ def _document(
             for method in METHODS
         }
     return entry
+
+
+def _is_honest(entry: dict[str, Any]) -> bool:
+    """Whether the doubly robust intervals of power and cost hold the truth, or were warned of."""
+    return not entry["has_support"] or all(entry["is_inside"]["doubly_robust"].values())
 
 
 def _in_units(estimates: dict[str, Estimate], full_power_w: float) -> dict[str, dict[str, float]]:

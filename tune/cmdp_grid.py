@@ -20,9 +20,22 @@ from cloudsched.datasets.check import require_sound
 from cloudsched.datasets.record import RecordingConfig, record, with_ray_data
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError, suggestion
+from cloudsched.models.constrained import ConstrainedConfig
+from cloudsched.plots import png
 from cloudsched.results import provenance, to_json, write_files
+from cloudsched.rl.offline import OfflineRunConfig
 from cloudsched.sweeps.cluster import check_shared, connected, output_folder
-from cloudsched.sweeps.cmdp import Row, behaviour_metrics, front, outcomes, plan, table_rows, tuner
+from cloudsched.sweeps.cmdp import (
+    Row,
+    behaviour_metrics,
+    behaviour_rows,
+    front,
+    outcomes,
+    plan,
+    table_rows,
+    tuner,
+)
+from cloudsched.sweeps.cmdp_plot import draw_front
 
 
 class Budget(NamedTuple):
@@ -32,13 +45,14 @@ class Budget(NamedTuple):
     num_steps: int
     num_train_seeds: int
     num_test_seeds: int | None
+    pessimism: tuple[float, ...]
     settings: dict[str, Any]
 
 
 BUDGETS = {
-    "tiny": Budget(40, 40, 1, 4, {"episode_ticks": 60}),
-    "small": Budget(400, 1500, 1, None, {}),
-    "full": Budget(2000, 6000, 3, None, {}),
+    "tiny": Budget(40, 40, 1, 4, (0.1,), {"episode_ticks": 400}),
+    "small": Budget(400, OfflineRunConfig.num_steps, 3, None, (ConstrainedConfig.pessimism,), {}),
+    "full": Budget(2000, 4 * OfflineRunConfig.num_steps, 3, None, (0.0, 0.1, 1.0), {}),
 }
 
 
@@ -57,7 +71,8 @@ class CmdpGrid:
     """
 
     budget: str = "small"
-    """tiny: to see it work; small: one training seed; full: three, and four times the steps."""
+    """tiny: to see it work; small: three training seeds of each limit, one pessimism; full: three
+    degrees of pessimism, on more data and for longer."""
     workload: str = "diurnal"
     """What arrives, if a dataset is recorded (`cloudsched workloads` lists them)."""
     preset: str = "default"
@@ -66,8 +81,8 @@ class CmdpGrid:
     """Folder that offline.record wrote, instead of recording one."""
     limits: tuple[float, ...] = (0.01, 0.02, 0.05)
     """Largest violation rates."""
-    pessimism: tuple[float, ...] = (0.0, 0.1, 1.0)
-    """Weights of CQL on the cost head."""
+    pessimism: tuple[float, ...] = ()
+    """Weights of CQL on the cost head, instead of the budget's."""
     train_seeds: int | None = None
     """Trainings of each point of the grid, instead of the budget's."""
     steps: int | None = None
@@ -95,7 +110,7 @@ class CmdpGrid:
                 dataset,
                 out / "trials",
                 limits=self.limits,
-                pessimisms=self.pessimism,
+                pessimisms=self.pessimism or budget.pessimism,
                 num_train_seeds=self.train_seeds or budget.num_train_seeds,
                 num_steps=self.steps or budget.num_steps,
                 num_test_seeds=budget.num_test_seeds,
@@ -114,18 +129,27 @@ class CmdpGrid:
             manifest, budget.num_test_seeds, make_policy, lambda name: _say(f"measuring {name}")
         )
         rows = table_rows(trials, found, behaviours)
+        logged = behaviour_rows(behaviours)
         document = {
             "schema": "cloudsched.cmdp_grid.v1",
             "dataset": str(dataset),
             "rows": [_plain(row) for row in rows],
-            "front": [_plain(row) for row in front(rows)],
+            "behaviours": [_plain(row) for row in logged],
+            "front": [_plain(row) for row in front([*rows, *logged])],
             **provenance(),
         }
-        write_files({out / "cmdp_grid.json": to_json(document).encode()})
+        title = f"{manifest.scenario.workload}: learned from {manifest.num_decisions:,} decisions"
+        write_files(
+            {
+                out / "cmdp_grid.json": to_json(document).encode(),
+                out / "front.png": png(draw_front(rows, logged, title)),
+            }
+        )
         if self.json:
             print_json(document)
             return
-        console().print(_table(rows, front(rows)))
+        console().print(_table(rows, front([*rows, *logged])))
+        print(out / "front.png")
         print(out / "cmdp_grid.json")
 
     def _dataset(self, out: Path, budget: Budget) -> Path:
@@ -160,16 +184,21 @@ def _plain(row: Row) -> dict[str, Any]:
 
 def _table(rows: list[Row], best: list[Row]) -> Table:
     table = Table("limit, %", "policy")
-    for column in ("trainings", "power, W", "SLA violations, %", "within limit", "work served, %"):
+    columns = ("trainings", "power, W", "against best behaviour, W", "SLA violations, %")
+    for column in (*columns, "within limit", "work served, %"):
         table.add_column(column, justify="right")
     table.add_column("front")
     for row in rows:
         power, rate = row.summary["mean_power_w"], row.summary["sla_violation_rate"]
+        apart = row.difference_w
         table.add_row(
             "" if row.limit is None else f"{100 * row.limit:g}",
             row.name,
             str(row.trainings),
             f"{power.mean:,.0f} [{power.ci_low:,.0f}, {power.ci_high:,.0f}]",
+            ""
+            if apart is None
+            else f"{apart.mean:+,.0f} [{apart.ci_low:+,.0f}, {apart.ci_high:+,.0f}]",
             f"{100 * rate.mean:.2f} [{100 * rate.ci_low:.2f}, {100 * rate.ci_high:.2f}]",
             "" if row.meets_limit is None else ("yes" if row.meets_limit else "NO"),
             f"{100 * row.summary['work_served'].mean:.1f}",

@@ -30,6 +30,12 @@ from cloudsched.models.constrained import ConstrainedConfig, ConstrainedLearner
 from cloudsched.models.networks import NetworkConfig
 from cloudsched.rl.offline import build_model, reader
 
+# d3rlpy and what it imports, apart from what this project brings itself.
+D3RLPY = (
+    *("d3rlpy", "gym", "gym-notices", "h5py", "structlog", "colorama", "dataclasses-json"),
+    *("marshmallow", "typing-inspect", "mypy-extensions", "tqdm"),
+    *("scikit-learn", "joblib", "threadpoolctl", "scipy", "narwhals"),
+)
 MEMORY_PIECES = 24  # row groups that the contenders in memory learn from
 
 
@@ -83,9 +89,9 @@ def run(
             contenders["d3rlpy"] = _d3rlpy(config, folder, manifest)
         except ImportError as error:
             absent["d3rlpy"] = (
-                f"{error}; it pins another Gymnasium than Ray does, so install it beside: "
-                "pip install --no-deps d3rlpy gym gym-notices h5py structlog colorama "
-                "dataclasses-json marshmallow typing-inspect mypy-extensions tqdm"
+                f"{error}; it pins another Gymnasium than Ray does, so put it beside, not into, "
+                f"the environment: pip install --no-deps --target DIR {' '.join(D3RLPY)}; then "
+                "PYTHONPATH=$PYTHONPATH:DIR"
             )
         samples: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(config.rounds):

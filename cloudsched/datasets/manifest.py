@@ -97,6 +97,11 @@ class Manifest:
         """Jobs that arrived in a tick, on average; turns a cost a tick into a rate of jobs."""
         return self.num_arrived / max(1, self.num_ticks)
 
+    @property
+    def authors(self) -> tuple[str, ...]:
+        """The policies behind the behaviours, whatever their share of random decisions."""
+        return tuple(dict.fromkeys(behaviour.policy for behaviour in self.behaviours))
+
     def to_json(self) -> str:
         """Return the document."""
         document = {

@@ -113,7 +113,8 @@ def plan(scenario: Scenario, config: RecordingConfig) -> list[Shard]:
     generator = np.random.default_rng(config.seed)
     num_fresh = FRESH_SEEDS - FIRST_SEED
     seeds = FIRST_SEED + generator.choice(num_fresh, size=config.num_episodes, replace=False)
-    rows = np.arange(config.num_episodes) % len(config.behaviours)
+    # Behaviours take turns, and then gather: who learns from one of them reads few files.
+    rows = np.sort(np.arange(config.num_episodes) % len(config.behaviours))
     shards = []
     for first in range(0, config.num_episodes, config.episodes_per_file):
         last = min(first + config.episodes_per_file, config.num_episodes)

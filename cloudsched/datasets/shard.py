@@ -87,7 +87,11 @@ def record_shard(shard: Shard, path: Path, make_policy: MakePolicy) -> ShardResu
     counts = np.zeros(len(ACTION_KINDS), np.int64)
     schema, rows, step, is_over = arrow_schema(config), 0, 0, False
     with pq.ParquetWriter(
-        path, schema, compression=COMPRESSION, use_dictionary=False, write_statistics=False
+        path,
+        schema,
+        compression=COMPRESSION,
+        use_dictionary=False,
+        write_statistics=["behaviour"],  # so that readers of one behaviour skip the others
     ) as writer:
         while not is_over:
             chunk.begin(step)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from numba import njit
 from numpy.typing import NDArray
 
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float32]
 
+MIXED_GROUPS = 8  # row groups that are shuffled together; one holds a few ticks of a few episodes
+MIN_BLOCKS = 8  # or several workers would have nothing to read in parallel
 NEXT = "next_"
 COLUMNS = (
     *OBSERVATION,
     *(NEXT + name for name in OBSERVATION),
     "action",
+    "behaviour_probability",
     "reward",
     "cost",
     "discount",
@@ -68,43 +72,70 @@ class TransitionReader:
     Args:
         folder: of the dataset.
         seed: of the order within row groups.
+        author: the policy whose decisions are wanted, random ones included; None for all.
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, config: TransitionConfig, *, seed: int
+        self,
+        folder: Path,
+        manifest: Manifest,
+        config: TransitionConfig,
+        *,
+        seed: int,
+        author: str | None = None,
     ) -> None:
         self._folder = folder
         self._manifest = manifest
         self._config = config
         self._seed = seed
+        self._is_wanted = np.array([author in (None, b.policy) for b in manifest.behaviours])
 
     def pieces(self) -> list[dict[str, Any]]:
-        """Return every row group, as rows for Ray Data, in an order drawn from the seed."""
+        """Return the row groups with wanted rows, for Ray Data, in an order drawn from the seed."""
         found = []
         for name in self._manifest.files:
             with open_part(self._folder, name, self._manifest) as file:
-                found += [{"file": name, "group": group} for group in range(file.num_row_groups)]
+                found += [
+                    {"file": name, "group": group}
+                    for group in range(file.num_row_groups)
+                    if self._may_hold_wanted(file.metadata.row_group(group))
+                ]
         order = np.random.default_rng(self._seed).permutation(len(found))
         return [found[i] for i in order]
+
+    def _may_hold_wanted(self, group: pq.RowGroupMetaData) -> bool:
+        """Whether a row group's range of behaviours, if it is known, has a wanted one in it."""
+        for i in range(group.num_columns):
+            column = group.column(i)
+            if column.path_in_schema == "behaviour" and column.is_stats_set:
+                statistics = column.statistics
+                if statistics is not None and statistics.has_min_max:
+                    return bool(self._is_wanted[statistics.min : statistics.max + 1].any())
+        return True
 
     def dataset(self) -> Dataset:
         """Return the transitions as a Ray Data dataset that streams from disk."""
         import ray
 
         pieces = self.pieces()
-        return ray.data.from_items(pieces, override_num_blocks=len(pieces)).map_batches(
+        num_together = min(MIXED_GROUPS, max(1, len(pieces) // MIN_BLOCKS))
+        num_blocks = -(-len(pieces) // num_together)
+        return ray.data.from_items(pieces, override_num_blocks=num_blocks).map_batches(
             self.read_batch, batch_size=None, zero_copy_batch=True
         )
 
     def read_batch(self, piece: dict[str, NDArray[Any]]) -> Arrays:
-        """Read the row groups of a batch of pieces."""
-        parts = [
-            self.read(str(name), int(group))
+        """Read some row groups and shuffle them together."""
+        places = [
+            (str(name), int(group))
             for name, group in zip(piece["file"], piece["group"], strict=True)
         ]
+        parts = [self.read(name, group) for name, group in places]
         if len(parts) == 1:
             return parts[0]
-        return {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+        generator = np.random.default_rng([self._seed, _number(places[0][0]), places[0][1]])
+        order = generator.permutation(sum(len(part["action"]) for part in parts))
+        return {name: np.concatenate([part[name] for part in parts])[order] for name in COLUMNS}
 
     def read(self, name: str, group: int) -> Arrays:
         """Return the transitions of one row group that have all they need in it, shuffled."""
@@ -115,18 +146,24 @@ class TransitionReader:
         reward = scale * power_reward(rows, config, is_excess=self._config.reward == "excess")
         cost = scale * rows["cost"] / np.float32(self._manifest.arrivals_per_tick)
         transitions = Transitions.of(rows, reward, cost.astype(np.float32), self._config)
-        number = int(name.split("-")[1].split(".")[0])
-        generator = np.random.default_rng([self._seed, number, group])
-        chosen = generator.permutation(transitions.usable)
+        generator = np.random.default_rng([self._seed, _number(name), group])
+        is_wanted = self._is_wanted[rows["behaviour"]]
+        chosen = generator.permutation(transitions.usable[is_wanted[transitions.usable]])
         following = transitions.next_row[chosen]
         batch = {part: rows[part][chosen] for part in OBSERVATION}
         # Where nothing follows, the row itself stands in; its discount is zero.
         batch |= {NEXT + part: rows[part][following] for part in OBSERVATION}
         batch["action"] = rows["action"][chosen].astype(np.int64)
+        batch["behaviour_probability"] = rows["behaviour_probability"][chosen]
         batch["reward"] = transitions.reward[chosen]
         batch["cost"] = transitions.cost[chosen]
         batch["discount"] = transitions.discount[chosen]
         return batch
+
+
+def _number(name: str) -> int:
+    """Return the number in the name of a file."""
+    return int(name.split("-")[1].split(".")[0])
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,18 @@ A fitted Q iteration with two heads. `Q_r` is power, `Q_c` is the violation rate
 into a value and an advantage: the value is fitted to the double-Q target, the advantage to what is
 left of it. What the arrivals of the tick did to the target is predicted from the arrivals alone and
 taken out first: they are the same whatever was decided, so this is less noise and no bias. The
-policy maximises `Q_r - lambda * Q_c` near a prior that imitates the data, so it does nothing that
-nobody tried.
+policy maximises `Q_r - lambda * Q_c` near a prior that imitates the data, and within its reach: it
+does nothing that nobody meant to do.
+
+The data should be one author's: a rule, with and without random decisions. A mixture of rules is
+nobody's rule. Where one would sleep a server and another would not, the mixture half wants to, at
+any time, so that a small push makes it sleep all; one rule has sharp edges, and a push moves them.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -19,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from cloudsched.config import Settings
-from cloudsched.models.heads import Heads, build_heads
+from cloudsched.models.heads import POLICY, PRIOR, Heads, build_heads
 from cloudsched.models.lagrange import LagrangeConfig, LagrangeMultiplier
-from cloudsched.models.masking import log_prob, log_probs
+from cloudsched.models.masking import likeliest_kind, log_prob, log_probs
 from cloudsched.models.networks import NetworkConfig, ObservationSizes
 
 NEXT, NEXT_ACTION = "next_", "next_action"
@@ -30,6 +35,7 @@ POWER_SCALE = 0.1  # of full power; brings values of reward to order one
 RATE_SCALE = 0.05  # of jobs; brings values of cost to order one
 LUCK_WIDTH = 64
 ADVANTAGE_WEIGHT = 0.1
+FAST = 4.0  # times the learning rate, see `SetHeads.fast_parameters`
 NOISE_RATE = 0.02  # of the running means of squared targets
 
 
@@ -50,11 +56,13 @@ class ConstrainedConfig(Settings):
     """Ticks until a decision's outcome is bootstrapped."""
     temperature: float = 0.03
     """Price of leaving the data: ticks of full power that one nat of divergence is worth."""
+    reach: float = 2.0
+    """Most nats that an action can gain or lose against the data."""
     pessimism: float = 0.1
     """Weight of CQL on the cost head: actions that the data lacks look costlier."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     """Adam's learning rate at the start; it falls to a tenth along a cosine."""
-    batch_size: int = 1024
+    batch_size: int = 512
     """Transitions of a gradient step, over all workers."""
     target_rate: float = 0.05
     """Share of the target network that is replaced by the online one at each step."""
@@ -67,7 +75,7 @@ class ConstrainedConfig(Settings):
         self._number("gamma", low=0.0, high=0.99999)
         for name in ("num_ticks", "batch_size"):
             self._integer(name, low=1)
-        for name in ("temperature", "learning_rate", "gradient_clip"):
+        for name in ("temperature", "reach", "learning_rate", "gradient_clip"):
             self._number(name, low=0.0, exclusive=True)
         self._number("pessimism", low=0.0)
         self._number("target_rate", low=0.0, high=1.0, exclusive=True)
@@ -85,6 +93,8 @@ class ConstrainedLoss:
     total: Tensor
     prior: Tensor
     """Cross-entropy with the data, in nats."""
+    policy: Tensor
+    """Cross-entropy of the policy with what it imitates, in nats."""
     value_reward: Tensor
     value_cost: Tensor
     advantage_reward: Tensor
@@ -124,6 +134,12 @@ def cost_pessimism(cost_BA: Tensor, mask_BA: Tensor, action_B: Tensor, scale: fl
     return (own_B + legal_BA.logsumexp(dim=1)).mean()
 
 
+def decisions(logits_BA: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
+    """Return (B,) what a policy with these masked logits does, as bundles decide: kind first."""
+    num_servers, num_jobs = observation["servers"].shape[1], observation["jobs"].shape[1]
+    return likeliest_kind(logits_BA, num_servers, num_jobs).argmax(dim=1)
+
+
 class ConstrainedModel(nn.Module):
     """Everything with weights: heads, their slow copy, and the predictor of luck."""
 
@@ -154,14 +170,15 @@ class ConstrainedModel(nn.Module):
     ) -> ConstrainedLoss:
         """Return the loss of a batch of transitions (`cloudsched.datasets.transitions`)."""
         mask_BA, action_B = batch["action_mask"], batch["action"]
-        heads = self._heads(self.heads, {k: batch[k] for k in OBSERVATION}, config)
+        observation = {name: batch[name] for name in OBSERVATION}
         following = {name: batch[NEXT + name] for name in OBSERVATION}
+        heads = self._heads(self.heads, observation, config)
         with torch.no_grad():
             if NEXT_ACTION in batch:  # a given policy is evaluated
                 next_action_B = batch[NEXT_ACTION]
             else:
                 online = self._heads(self.heads, following, config)
-                next_action_B = online.score(price=price, temperature=config.nat).argmax(dim=1)
+                next_action_B = decisions(_score(online, price, config, following), following)
             reward_B2 = torch.stack([batch["reward"], batch["cost"]], dim=1)
             target_B2, next_B2 = constrained_target(
                 reward_B2=reward_B2,
@@ -186,13 +203,18 @@ class ConstrainedModel(nn.Module):
         # Each in units of its own noise, or the loudest term would own the shared layers.
         heard_4 = (self.noise_4 / self.noise_weight.clamp(min=1e-8)).clamp(min=1e-6)
         unit_4 = torch.where(self.noise_weight > 0.0, heard_4, torch.ones_like(heard_4))
-        prior = -log_prob(log_probs(heads.prior_BA), action_B).mean()
+        # Weighed with their own probability, random decisions do not count as what anyone meant.
+        own_log_prob_B = log_prob(log_probs(heads.prior_BA), action_B)
+        prior = -(batch["behaviour_probability"] * own_log_prob_B).mean()
+        wanted_BA = torch.softmax(_score(heads, price, config, observation).detach(), dim=1)
+        policy = -(wanted_BA * log_probs(heads.policy_BA)).sum(dim=1).mean()
         gap = cost_pessimism(heads.cost_BA, mask_BA, action_B, config.nat)
         # In the units of the squared error beside it: a shift of `pessimism` nats where the policy
         # takes an action twice as often as the data does.
         curvature = 2.0 * (config.nat / RATE_SCALE) ** 2 / unit_4[3]
         total = (
             prior
+            + policy
             + value_2.sum()
             + (luck_2 / unit_4[:2]).sum()
             # Mostly noise, which must not drown what the prior teaches the shared layers; the
@@ -203,6 +225,7 @@ class ConstrainedModel(nn.Module):
         return ConstrainedLoss(
             total=total,
             prior=prior.detach(),
+            policy=policy.detach(),
             value_reward=value_2[0].detach(),
             value_cost=value_2[1].detach(),
             advantage_reward=advantage_2[0].detach(),
@@ -232,10 +255,7 @@ class ConstrainedModel(nn.Module):
         """Begin with the means of the data as the value of everything."""
         means_2 = torch.tensor([-power_share, violation_rate]) / self.scale_2.cpu()
         for network in (self.heads, self.target):
-            last = network.critic[-1]
-            assert isinstance(last, nn.Linear)
-            with torch.no_grad():
-                last.bias.copy_(means_2)
+            network.start_at(means_2)
 
     def update_target(self, rate: float) -> None:
         """Move the slow copy towards the online heads."""
@@ -244,15 +264,13 @@ class ConstrainedModel(nn.Module):
             slow: list[Tensor] = list(self.target.parameters())
             torch._foreach_lerp_(slow, online, rate)
 
-    def policy_weights(self, price: float, config: ConstrainedConfig) -> dict[str, Tensor]:
+    def policy_weights(self) -> dict[str, Tensor]:
         """Return the weights of an ordinary network that decides as the learned policy does."""
-        unit = (1.0 - config.gamma) / config.nat
-        weights = [1.0, POWER_SCALE * unit, -price * RATE_SCALE * unit]
-        return self.heads.combined(torch.tensor(weights))
+        return self.heads.single(POLICY)
 
     def cloned_weights(self) -> dict[str, Tensor]:
         """Return the weights of an ordinary network that imitates the data."""
-        return self.heads.combined(torch.tensor([1.0, 0.0, 0.0]))
+        return self.heads.single(PRIOR)
 
     def _heads(
         self, network: nn.Module, observation: Mapping[str, Tensor], config: ConstrainedConfig
@@ -264,8 +282,17 @@ class ConstrainedModel(nn.Module):
             prior_BA=raw.prior_BA,
             reward_BA=raw.reward_BA * (POWER_SCALE * unit),
             cost_BA=raw.cost_BA * (RATE_SCALE * unit),
+            policy_BA=raw.policy_BA,
             value_B2=raw.value_B2 * self.scale_2,
         )
+
+
+def _score(
+    heads: Heads, price: Tensor, config: ConstrainedConfig, observation: Mapping[str, Tensor]
+) -> Tensor:
+    return heads.score(
+        price=price, temperature=config.nat, reach=config.reach, observation=observation
+    )
 
 
 class ConstrainedLearner:
@@ -288,11 +315,18 @@ class ConstrainedLearner:
         self.module = module
         self._config = config
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.Adam(
-            self._parameters, lr=config.learning_rate, eps=1e-6, foreach=True
-        )
-        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-            self._optimizer, num_steps, eta_min=0.1 * config.learning_rate
+        is_fast = {id(p) for p in module.heads.fast_parameters()}
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in self._parameters if id(p) not in is_fast]},
+            {
+                "params": [p for p in self._parameters if id(p) in is_fast],
+                "lr": FAST * config.learning_rate,
+            },
+        ]
+        self._optimizer = torch.optim.Adam(groups, lr=config.learning_rate, eps=1e-6, foreach=True)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer,
+            lambda step: 0.55 + 0.45 * math.cos(math.pi * min(1.0, step / num_steps)),
         )
         self.multiplier = LagrangeMultiplier(config.constraint)
         self.step_count = 0

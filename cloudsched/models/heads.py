@@ -1,12 +1,13 @@
-"""Networks of offline learning: a prior over actions, and two values of each, in one pass.
+"""Networks of offline learning: a prior, two values of each action and a policy, in one pass.
 
 What they return for B observations is a `Heads`. The logits of the prior are those of a policy that
 imitates the data. Advantages say how much better or worse an action is than what the data would do,
 in power (reward) and in SLA violations (cost); values are those of doing as the data for one
-decision and following the learned policy afterwards.
+decision and following the learned policy afterwards. The policy imitates the best of what is near
+the prior (`Heads.score`).
 
-All three are linear in the last layers, so their weighted sum is one ordinary network with one
-head: `combined` returns its weights, and a bundle needs nothing new.
+All heads are linear in the last layers, so each is one ordinary network: `single` returns its
+weights, and a bundle needs nothing new.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from cloudsched.models.networks import (
     SetNetwork,
 )
 
-PRIOR, REWARD, COST = range(3)
-NUM_HEADS = 3
+PRIOR, REWARD, COST, POLICY = range(4)
+NUM_HEADS = 4
 
 
 class Heads(NamedTuple):
@@ -36,18 +37,53 @@ class Heads(NamedTuple):
     prior_BA: Tensor  # masked logits
     reward_BA: Tensor
     cost_BA: Tensor
+    policy_BA: Tensor  # masked logits
     value_B2: Tensor  # of reward and of cost
 
-    def score(self, *, price: float | Tensor, temperature: float | Tensor) -> Tensor:
-        """Return (B, A) masked logits of the best policy that stays near the prior.
+    def score(
+        self, *, price: float | Tensor, temperature: float, reach: float, observation: Observation
+    ) -> Tensor:
+        """Return (B, A) masked logits of a better policy that keeps to what the data supports.
 
-        It maximises reward - price * cost - temperature * KL(policy || prior).
+        Near the prior it maximises reward - price * cost - temperature * KL(policy || prior). No
+        action gains or loses more than `reach` nats: what is hopeless under the prior stays so,
+        however good it looks to heads that never saw what comes of it.
+
+        Which job goes where and which server wakes is free within that, but only sleeping may gain
+        on other kinds of action; placing, waking and waiting keep their odds against each other.
+        Whoever holds jobs back or wakes too late pays for it long afterwards, in states that the
+        data lacks. Whoever sleeps too early is soon corrected by waking.
         """
-        return self.prior_BA + (self.reward_BA - price * self.cost_BA) / temperature
+        gain_BA = (self.reward_BA - price * self.cost_BA) / (temperature * reach)
+        gain_BA = reach * gain_BA.tanh()
+        num_pairs = observation["jobs"].shape[1] * observation["servers"].shape[1]
+        parts = [num_pairs, gain_BA.shape[1] - 1 - num_pairs, 1]
+        place_BP, toggle_BN, wait_B1 = torch.split(gain_BA, parts, dim=1)
+        prior_BP, prior_BN, _ = torch.split(self.prior_BA, parts, dim=1)
+        place_BP = place_BP - _growth(prior_BP, place_BP)
+        if parts[1]:
+            is_asleep_BN = is_asleep(observation)
+            wake_BN = prior_BN.masked_fill(~is_asleep_BN, torch.finfo(prior_BN.dtype).min)
+            toggle_BN = torch.where(
+                is_asleep_BN, toggle_BN - _growth(wake_BN, toggle_BN), toggle_BN
+            )
+        return self.prior_BA + torch.cat([place_BP, toggle_BN, torch.zeros_like(wait_B1)], dim=1)
+
+
+def is_asleep(observation: Observation) -> Tensor:
+    """Return (B, N) which servers sleep."""
+    servers_BNF = observation["servers"]
+    num_resources = (servers_BNF.shape[2] - 12) // 2
+    return servers_BNF[:, :, 2 * num_resources + 5] != 0.0
+
+
+def _growth(logits_BG: Tensor, gain_BG: Tensor) -> Tensor:
+    """Return (B, 1) how much likelier some actions become together, in nats."""
+    return (logits_BG + gain_BG).logsumexp(1, keepdim=True) - logits_BG.logsumexp(1, keepdim=True)
 
 
 class SetHeads(SetNetwork):
-    """`SetNetwork` with three outputs instead of one at each of its last layers."""
+    """`SetNetwork` with four outputs instead of one at each of its last layers."""
 
     def __init__(self, sizes: ObservationSizes, config: NetworkConfig) -> None:
         super().__init__(sizes, config)
@@ -66,7 +102,8 @@ class SetHeads(SetNetwork):
                 layer.bias.zero_()
             self.server_out.weight[config.pair_width :].zero_()
             self.server_out.bias[config.pair_width :].zero_()
-            self.kind_out.bias[:4] = prior["kind_out"].bias
+            for head in (PRIOR, POLICY):
+                self.kind_out.bias[4 * head : 4 * head + 4] = prior["kind_out"].bias
 
     def forward(self, observation: Observation) -> Heads:  # type: ignore[override]
         """Return all heads."""
@@ -101,64 +138,99 @@ class SetHeads(SetNetwork):
         pairs_BAH = score_MH.new_zeros(batch, num_pairs, NUM_HEADS)
         pairs_BAH = pairs_BAH.index_put((batch_M, action_M), score_MH)
         parts = [pairs_BAH.transpose(1, 2)]
-        is_asleep = servers_BNF[:, :, 2 * self.num_resources + 5] != 0.0
+        is_asleep_BN = is_asleep(observation)
         if mask_BA.shape[1] > num_pairs + 1:
             toggle_BHN2 = toggle.unflatten(2, (NUM_HEADS, 2)).transpose(1, 2)
             toggle_BHN2 = toggle_BHN2 + kind_BH4[:, :, None, 1:3]
-            parts.append(torch.where(is_asleep.unsqueeze(1), *toggle_BHN2.unbind(dim=3)))
+            parts.append(torch.where(is_asleep_BN.unsqueeze(1), *toggle_BHN2.unbind(dim=3)))
         parts.append(kind_BH4[:, :, 3:])
-        prior_BA, reward_BA, cost_BA = torch.cat(parts, dim=2).unbind(dim=1)
+        prior_BA, reward_BA, cost_BA, policy_BA = torch.cat(parts, dim=2).unbind(dim=1)
         if self.is_balanced:
-            prior_BA = prior_BA - _log_counts(mask_BA, is_legal, is_asleep)
-        value_B2 = self.critic(pooled)
-        return Heads(mask_logits(prior_BA, mask_BA), reward_BA, cost_BA, value_B2)
+            log_counts_BA = _log_counts(mask_BA, is_legal, is_asleep_BN)
+            prior_BA, policy_BA = prior_BA - log_counts_BA, policy_BA - log_counts_BA
+        return Heads(
+            prior_BA=mask_logits(prior_BA, mask_BA),
+            reward_BA=reward_BA,
+            cost_BA=cost_BA,
+            policy_BA=mask_logits(policy_BA, mask_BA),
+            value_B2=self.critic(pooled),
+        )
 
-    def combined(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the weights of a `SetNetwork` whose logits are the heads' weighted sum."""
+    def start_at(self, values_2: Tensor) -> None:
+        """Make these the values of everything."""
+        last = self.critic[-1]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():
+            last.bias.copy_(values_2)
+
+    def fast_parameters(self) -> list[Tensor]:
+        """Return what has to grow large: placements differ by little in what they leave over."""
+        layers = (self.pair_features, self.pair_job, self.pair_out)
+        return [p for layer in layers for p in layer.parameters()]
+
+    def single(self, head: int) -> dict[str, Tensor]:
+        """Return the weights of a `SetNetwork` whose logits are those of one head."""
         state = dict(self.state_dict())
         width = self._pair_width
         for end in ("weight", "bias"):
-            pair = state[f"pair_out.{end}"]
-            state[f"pair_out.{end}"] = _mixed(pair, weights, 1)
-            state[f"kind_out.{end}"] = _mixed(state[f"kind_out.{end}"], weights, 4)
+            state[f"pair_out.{end}"] = state[f"pair_out.{end}"][head : head + 1]
+            state[f"kind_out.{end}"] = state[f"kind_out.{end}"][4 * head : 4 * head + 4]
             server = state[f"server_out.{end}"]
-            toggles = _mixed(server[width:], weights, 2)
+            toggles = server[width + 2 * head : width + 2 * head + 2]
             state[f"server_out.{end}"] = torch.cat([server[:width], toggles])
             last = f"critic.{len(self.critic) - 1}.{end}"
             state[last] = state[last][:1]
         return state
 
 
-class FlatHeads(FlatNetwork):
-    """`FlatNetwork` with three times as many outputs, and two values."""
+class FlatHeads(nn.Module):
+    """`FlatNetwork` with all heads and both values on one body."""
 
     def __init__(self, sizes: ObservationSizes, config: NetworkConfig) -> None:
-        super().__init__(sizes, config)
+        super().__init__()
         self._num_actions = sizes.num_actions
-        for net, outputs in ((self.actor, NUM_HEADS * sizes.num_actions), (self.critic, 2)):
-            last = net[-1]
-            assert isinstance(last, nn.Linear)
-            fresh = nn.Linear(last.in_features, outputs)
-            nn.init.zeros_(fresh.weight)
-            nn.init.zeros_(fresh.bias)
-            net[-1] = fresh
+        actor: nn.Sequential = FlatNetwork(sizes, config).actor
+        self.body = nn.Sequential(*list(actor)[:-1])
+        self.out = nn.Linear(config.flat_width, NUM_HEADS * sizes.num_actions + 2)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
 
-    def forward(self, observation: Observation) -> Heads:  # type: ignore[override]
+    def forward(self, observation: Observation) -> Heads:
         """Return all heads."""
         servers, jobs = observation["servers"], observation["jobs"]
         row_BF = torch.cat([servers.flatten(1), jobs.flatten(1), observation["context"]], dim=1)
-        prior_BA, reward_BA, cost_BA = self.actor(row_BF).split(self._num_actions, dim=1)
-        prior_BA = mask_logits(prior_BA, observation["action_mask"])
-        return Heads(prior_BA, reward_BA, cost_BA, self.critic(row_BF))
+        sizes = [self._num_actions] * NUM_HEADS + [2]
+        prior, reward_BA, cost_BA, policy, value_B2 = self.out(self.body(row_BF)).split(sizes, 1)
+        mask_BA = observation["action_mask"]
+        return Heads(
+            prior_BA=mask_logits(prior, mask_BA),
+            reward_BA=reward_BA,
+            cost_BA=cost_BA,
+            policy_BA=mask_logits(policy, mask_BA),
+            value_B2=value_B2,
+        )
 
-    def combined(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the weights of a `FlatNetwork` whose logits are the heads' weighted sum."""
-        state = dict(self.state_dict())
+    def start_at(self, values_2: Tensor) -> None:
+        """Make these the values of everything."""
+        with torch.no_grad():
+            self.out.bias[-2:].copy_(values_2)
+
+    def fast_parameters(self) -> list[Tensor]:
+        """Return none: all of a perceptron's layers learn alike."""
+        return []
+
+    def single(self, head: int) -> dict[str, Tensor]:
+        """Return the weights of a `FlatNetwork` whose logits are those of one head."""
+        state = {
+            f"{net}.{name}": tensor
+            for net in ("actor", "critic")
+            for name, tensor in self.body.state_dict().items()
+        }
+        first = head * self._num_actions
         for end in ("weight", "bias"):
-            actor = f"actor.{len(self.actor) - 1}.{end}"
-            state[actor] = _mixed(state[actor], weights, self._num_actions)
-            critic = f"critic.{len(self.critic) - 1}.{end}"
-            state[critic] = state[critic][:1]
+            rows = getattr(self.out, end).detach()
+            state[f"actor.{len(self.body)}.{end}"] = rows[first : first + self._num_actions]
+            state[f"critic.{len(self.body)}.{end}"] = rows[-2:-1]
         return state
 
 
@@ -183,10 +255,3 @@ def _log_counts(mask_BA: Tensor, is_placement_BP: Tensor, is_asleep_BN: Tensor) 
         parts.append(torch.where(is_asleep_BN, num_asleep_B1, num_toggles_B1 - num_asleep_B1))
     parts.append(num_placements_B1.new_ones(len(mask_BA), 1))
     return torch.cat(parts, dim=1).clamp(min=1).log()
-
-
-def _mixed(rows: Tensor, weights_H: Tensor, count: int) -> Tensor:
-    """Sum the heads' rows, `count` for each head, with weights."""
-    stacked = rows.reshape(NUM_HEADS, count, *rows.shape[1:])
-    mixed: Tensor = torch.tensordot(weights_H.to(rows), stacked, dims=1)
-    return mixed

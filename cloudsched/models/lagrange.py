@@ -18,7 +18,7 @@ class LagrangeConfig(Settings):
     """Lambda at the start."""
     learning_rate: float = 0.005
     """Change of log lambda when the cost is one limit above its limit."""
-    min_price: float = 0.5
+    min_price: float = 1.0
     """Lambda never falls below this: what a violation is worth where the limit does not bind."""
     max_price: float = 1e3
     """Lambda never rises above this."""

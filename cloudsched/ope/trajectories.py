@@ -68,6 +68,10 @@ def read_ticks(
     tick = np.zeros(manifest.num_episodes, np.int64)  # of each episode, so far
     running = np.ones(manifest.num_episodes)  # product of ratios within its tick
     for rows in _row_groups(folder, manifest):
+        is_early = tick[rows["episode"]] < num_ticks
+        if not is_early.any():
+            continue
+        rows = {name: values[is_early] for name, values in rows.items()}
         view = _View(rows, manifest, policy, critic, gamma)
         begins = view.step == 0
         start[view.episode[begins]] = view.own_values[begins]

@@ -7,11 +7,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import ray.train
 import torch
+from numpy.typing import NDArray
 from ray.data import ExecutionOptions
 from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, get_device, prepare_model
@@ -42,7 +44,7 @@ Batches = Callable[[], Iterator[Mapping[str, Tensor]]]
 class OfflineRunConfig(Settings):
     """How long to learn, and on what."""
 
-    num_steps: int = 3000
+    num_steps: int = 1000
     """Gradient steps."""
     report_every: int = 100
     """Gradient steps between two reports."""
@@ -116,8 +118,13 @@ def reader(
     dataset: Path, manifest: Manifest, config: ConstrainedConfig, seed: int
 ) -> TransitionReader:
     """Return the reader of the transitions that a learner with this config needs."""
-    transitions = TransitionConfig(gamma=config.gamma, num_ticks=config.num_ticks)
-    return TransitionReader(dataset.absolute(), manifest, transitions, seed=seed)
+    return TransitionReader(
+        dataset.absolute(),
+        manifest,
+        TransitionConfig(gamma=config.gamma, num_ticks=config.num_ticks),
+        seed=seed,
+        author=best_author(dataset, manifest, config),
+    )
 
 
 def train_worker(settings: Mapping[str, Any]) -> None:
@@ -216,29 +223,82 @@ def learn(
         position.epoch, position.batch = position.epoch + 1, 0
 
 
-def build_model(
-    dataset: Path, config: ConstrainedConfig, seed: int, *, reward: str = TransitionConfig.reward
-) -> ConstrainedModel:
-    """Build a model with fresh weights, its values at the means of the data.
-
-    Args:
-        reward: as in `TransitionConfig`.
-    """
+def build_model(dataset: Path, config: ConstrainedConfig, seed: int) -> ConstrainedModel:
+    """Build a learner's model with fresh weights, its values at the means of the data."""
     manifest = read_manifest(dataset)
-    cluster = manifest.scenario.config
     torch.manual_seed(seed)
-    model = ConstrainedModel(ObservationSizes.of(cluster), config)
+    model = ConstrainedModel(ObservationSizes.of(manifest.scenario.config), config)
+    mean = _mean_outcome(dataset, manifest)
+    model.start_at(mean.excess, mean.violation_rate)
+    return model
+
+
+def build_critic(dataset: Path, config: ConstrainedConfig, seed: int) -> ConstrainedModel:
+    """Build a model for the power and violations of a given policy, at the means of the data."""
+    manifest = read_manifest(dataset)
+    torch.manual_seed(seed)
+    model = ConstrainedModel(ObservationSizes.of(manifest.scenario.config), config)
+    mean = _mean_outcome(dataset, manifest)
+    model.start_at(mean.power, mean.violation_rate)
+    return model
+
+
+def best_author(dataset: Path, manifest: Manifest, config: ConstrainedConfig) -> str:
+    """Return the logged policy to learn from: the one that came nearest to what is wanted.
+
+    That is who drew the least power beyond its use of CPU among those that kept the limit, as
+    logged; if none did, who had the fewest violations.
+    """
+    outcomes = logged_outcomes(dataset, manifest)
+    limit = config.constraint.limit
+    able = [name for name, outcome in outcomes.items() if outcome.violation_rate <= limit]
+    if able:
+        return min(able, key=lambda name: outcomes[name].excess)
+    return min(outcomes, key=lambda name: outcomes[name].violation_rate)
+
+
+class Outcome(NamedTuple):
+    """What some logged episodes came to."""
+
+    power: float  # share of full power
+    excess: float  # the same, without the share of CPU in use
+    violation_rate: float
+
+
+def logged_outcomes(dataset: Path, manifest: Manifest) -> dict[str, Outcome]:
+    """Return what each author came to, in those of its episodes that had the least randomness."""
     episodes = read_episodes(dataset)
-    total = {
-        name: float(np.sum(episodes[name].to_numpy()))
+    behaviour = episodes["behaviour"].to_numpy()
+    found = {}
+    for author in manifest.authors:
+        own = [
+            i
+            for i, b in enumerate(manifest.behaviours)
+            if b.policy == author and (behaviour == i).any()
+        ]
+        if own:
+            purest = min(own, key=lambda i: manifest.behaviours[i].epsilon)
+            found[author] = _outcome(episodes, manifest, behaviour == purest)
+    return found
+
+
+def _mean_outcome(dataset: Path, manifest: Manifest) -> Outcome:
+    episodes = read_episodes(dataset)
+    return _outcome(episodes, manifest, np.ones(len(episodes), np.bool_))
+
+
+def _outcome(episodes: pa.Table, manifest: Manifest, is_in: NDArray[np.bool_]) -> Outcome:
+    column = {
+        name: episodes[name].to_numpy()[is_in]
         for name in ("mean_power_w", "utilisation", "violations", "arrived")
     }
-    full_power_w = float(build_fleet(cluster.fleet).max_w.sum())
-    share = total["mean_power_w"] / full_power_w
-    if reward == "excess":
-        share -= total["utilisation"]
-    model.start_at(share / max(1, len(episodes)), total["violations"] / max(1.0, total["arrived"]))
-    return model
+    full_power_w = float(build_fleet(manifest.scenario.config.fleet).max_w.sum())
+    power = float(column["mean_power_w"].mean()) / full_power_w
+    return Outcome(
+        power=power,
+        excess=power - float(column["utilisation"].mean()),
+        violation_rate=float(column["violations"].sum()) / max(1.0, float(column["arrived"].sum())),
+    )
 
 
 def mean_of_workers(values: Tensor) -> Tensor:

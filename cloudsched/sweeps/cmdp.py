@@ -186,6 +186,8 @@ class Row:
     summary: dict[str, Estimate]
     meets_limit: bool | None = None
     """Whether its violation rate is within the limit."""
+    difference_w: Estimate | None = None
+    """Power, seed by seed, minus that of the best behaviour that meets the limit."""
 
 
 def table_rows(
@@ -206,22 +208,33 @@ def table_rows(
             key = (trial.config["constraint"]["limit"], trial.config["pessimism"])
             groups.setdefault(key, []).append(found[trial.name])
     for limit in sorted({limit for limit, _ in groups}):
+        able = [name for name, rate in rates.items() if rate <= limit]
+        best = min(able, key=lambda name: watts[name]) if able else None
+        rival = None if best is None else behaviours[best]
         for (own_limit, pessimism), group in groups.items():
             if own_limit == limit:
                 name = f"learned, pessimism {pessimism:g}"
-                rows.append(_row(name, limit, [entry["policy"] for entry in group]))
-        able = [name for name, rate in rates.items() if rate <= limit]
-        if able:
-            best = min(able, key=lambda name: watts[name])
+                rows.append(_row(name, limit, [entry["policy"] for entry in group], rival))
+                name = "behaviour cloning"
+                rows.append(_row(name, limit, [entry["clone"] for entry in group], rival))
+        if best is not None:
             rows.append(_row(f"best behaviour that meets it: {best}", limit, [behaviours[best]]))
-    clones = [entry["clone"] for group in groups.values() for entry in group]
-    if clones:
-        rows.append(_row("behaviour cloning", None, clones))
     rows.append(_row("mean of the behaviours", None, list(behaviours.values())))
     return rows
 
 
-def _row(name: str, limit: float | None, group: Sequence[Metrics]) -> Row:
+def behaviour_rows(behaviours: Mapping[str, Metrics]) -> list[Row]:
+    """Return a line for each behaviour."""
+    return [_row(name, None, [metrics]) for name, metrics in behaviours.items()]
+
+
+def _row(
+    name: str, limit: float | None, group: Sequence[Metrics], rival: Metrics | None = None
+) -> Row:
+    difference_w = None
+    if rival is not None:
+        apart = [entry["mean_power_w"] - rival["mean_power_w"] for entry in group]
+        difference_w = summarise_grid({"w": np.stack(apart)})["w"]
     grid = {metric: np.stack([entry[metric] for entry in group]) for metric in SHOWN}
     summary = summarise_grid(grid)
     return Row(
@@ -230,6 +243,7 @@ def _row(name: str, limit: float | None, group: Sequence[Metrics]) -> Row:
         trainings=len(group),
         summary=summary,
         meets_limit=None if limit is None else summary["sla_violation_rate"].mean <= limit,
+        difference_w=difference_w,
     )
 
 

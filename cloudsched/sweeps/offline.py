@@ -45,7 +45,7 @@ def save_bundles(
         **provenance(),
     }
     _save(model.cloned_weights(), config, manifest, "OfflineClone", training, folder / CLONE)
-    weights = model.policy_weights(price, config)
+    weights = model.policy_weights()
     return _save(weights, config, manifest, "ConstrainedOffline", training, folder / BUNDLE)
 
 

@@ -109,3 +109,44 @@ def test_a_reader_gives_each_usable_decision_once_with_what_it_led_to(recorded):
     taken = batch[NEXT + "context"][:, 2 + 11]
     assert (taken == 0.0).all()
     assert all(batch[NEXT + name].shape == batch[name].shape for name in OBSERVATION)
+
+
+def test_a_reader_of_one_author_gives_its_decisions_alone_random_ones_included(recorded):
+    manifest = read_manifest(recorded)
+    author = manifest.behaviours[-1].policy
+    wanted = [i for i, b in enumerate(manifest.behaviours) if b.policy == author]
+    assert 0 < len(wanted) < len(manifest.behaviours)
+    everyone = TransitionReader(recorded, manifest, TransitionConfig(), seed=5)
+    alone = TransitionReader(recorded, manifest, TransitionConfig(), seed=5, author=author)
+    expected = found = 0
+    kept = [(piece["file"], piece["group"]) for piece in alone.pieces()]
+    assert len(kept) < len(everyone.pieces())  # row groups without the author are not even read
+    for piece in everyone.pieces():
+        with open_part(recorded, piece["file"], manifest) as file:
+            rows = to_arrays(file.read_row_group(piece["group"]))
+        count = len(everyone.read(piece["file"], piece["group"])["action"])
+        usable = Transitions.of(
+            rows,
+            rows["reward"],
+            rows["cost"],
+            TransitionConfig(),
+        ).usable
+        assert len(usable) == count
+        expected += int(np.isin(rows["behaviour"][usable], wanted).sum())
+        own = len(alone.read(piece["file"], piece["group"])["action"])
+        assert own == 0 or (piece["file"], piece["group"]) in kept
+        found += own
+    assert found == expected > 0
+
+
+def test_row_groups_that_are_read_together_are_shuffled_together(recorded):
+    manifest = read_manifest(recorded)
+    reader = TransitionReader(recorded, manifest, TransitionConfig(), seed=5)
+    pieces = reader.pieces()[:2]
+    together = reader.read_batch(
+        {name: np.array([piece[name] for piece in pieces]) for name in ("file", "group")}
+    )
+    parts = [reader.read(piece["file"], piece["group"]) for piece in pieces]
+    one_by_one = np.concatenate([part["reward"] for part in parts])
+    assert not np.array_equal(together["reward"], one_by_one)
+    np.testing.assert_array_equal(np.sort(together["reward"]), np.sort(one_by_one))

@@ -9,15 +9,17 @@ import torch
 
 from cloudsched.config import ClusterConfig, FleetConfig
 from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.envs.observation import columns
 from cloudsched.heuristics.random import RandomPolicy
 from cloudsched.models.constrained import (
+    OBSERVATION,
     ConstrainedConfig,
     ConstrainedLearner,
     ConstrainedModel,
     constrained_target,
     cost_pessimism,
 )
-from cloudsched.models.heads import Heads, build_heads
+from cloudsched.models.heads import POLICY, PRIOR, Heads, build_heads
 from cloudsched.models.lagrange import LagrangeConfig, LagrangeMultiplier
 from cloudsched.models.networks import NetworkConfig, ObservationSizes, build_network
 
@@ -38,7 +40,7 @@ def observation():
 
 @pytest.mark.parametrize("kind", ["set", "flat"])
 @pytest.mark.parametrize("is_balanced", [True, False])
-def test_the_sum_of_heads_is_one_ordinary_network(observation, kind, is_balanced):
+def test_each_head_is_one_ordinary_network(observation, kind, is_balanced):
     cluster, tensors = observation
     torch.manual_seed(0)
     config = NetworkConfig(kind=kind, is_balanced=is_balanced, **SMALL)
@@ -46,12 +48,45 @@ def test_the_sum_of_heads_is_one_ordinary_network(observation, kind, is_balanced
     heads = build_heads(sizes, config)
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    network = build_network(sizes, config)
-    network.load_state_dict(heads.combined(torch.tensor([1.0, 0.5, -0.2])))
-    found = heads(tensors).score(price=0.4, temperature=2.0)
     is_legal = tensors["action_mask"] != 0
-    torch.testing.assert_close(found[is_legal], network(tensors)[0][is_legal], rtol=1e-4, atol=1e-4)
-    assert (found[~is_legal] < -1e30).all()
+    found = heads(tensors)
+    for head, logits in ((PRIOR, found.prior_BA), (POLICY, found.policy_BA)):
+        network = build_network(sizes, config)
+        network.load_state_dict(heads.single(head))
+        expected = network(tensors)[0]
+        torch.testing.assert_close(logits[is_legal], expected[is_legal], rtol=1e-4, atol=1e-4)
+        assert (logits[~is_legal] < -1e30).all()
+
+
+def a_better_policy(prior, reward, cost):
+    """Score two pairs, a server that sleeps, one that does not, and waiting."""
+    cluster = ClusterConfig(fleet=FleetConfig(num_servers=2), visible_jobs=1)
+    sizes = ObservationSizes.of(cluster)
+    servers = torch.zeros(1, 2, sizes.server_features)
+    servers[0, 0, columns(cluster.num_resources).is_asleep] = 1.0
+    seen = {"servers": servers, "jobs": torch.zeros(1, 1, sizes.job_features)}
+    logits, gains, costs = (torch.tensor([values]) for values in (prior, reward, cost))
+    heads = Heads(logits, gains, costs, logits, torch.zeros(1, 2))
+    score = heads.score(price=2.0, temperature=0.1, reach=2.0, observation=seen)
+    return score[0], torch.softmax(score, 1)[0], torch.softmax(logits, 1)[0]
+
+
+def test_no_action_gains_more_than_the_reach_against_the_prior():
+    score, _, _ = a_better_policy([0.0, 0.0, 0.0, -9.0, 0.0], [0, 0, 0, 50.0, 0], [0.0] * 5)
+    assert score[3].item() == pytest.approx(-7.0)
+    score, _, _ = a_better_policy([0.0] * 5, [0, 0, 0, 0.001, 0], [0, 0, 0, 0.002, 0])
+    assert score[3].item() == pytest.approx(-0.03, rel=1e-3)  # small gains count in full
+
+
+def test_only_sleeping_gains_on_other_kinds_of_action():
+    reward = [0.2, -0.1, -3.0, 0.1, 3.0]
+    score, after, before = a_better_policy([0.3, 0.0, -1.0, -2.0, 0.5], reward, [0.0] * 5)
+    assert after[3] > before[3]
+    place = (after[:2].sum() / after[4], before[:2].sum() / before[4])
+    assert place[0].item() == pytest.approx(place[1].item(), rel=1e-5)
+    assert (after[2] / after[4]).item() == pytest.approx((before[2] / before[4]).item(), rel=1e-5)
+    assert after[0] / after[1] > before[0] / before[1]  # but where a job goes is free
+    assert torch.isfinite(score).all()
 
 
 def test_the_target_agrees_with_a_scalar_loop():
@@ -61,7 +96,7 @@ def test_the_target_agrees_with_a_scalar_loop():
     outcome, discount = torch.rand(5, 2, generator=generator), torch.rand(5, generator=generator)
     discount[2] = 0.0  # terminated
     action = torch.tensor([0, 3, 1, 2, 2])
-    heads = Heads(torch.zeros(5, 4), reward, cost, value)
+    heads = Heads(torch.zeros(5, 4), reward, cost, torch.zeros(5, 4), value)
     target, following = constrained_target(
         reward_B2=outcome, discount_B=discount, next_action_B=action, target_next=heads
     )
@@ -121,7 +156,7 @@ def test_lambda_finds_the_price_of_a_soft_policy_to_within_two_percent(initial):
     assert multiplier.price == pytest.approx(answer, rel=0.02)
 
 
-TWO_ACTIONS = ClusterConfig(fleet=FleetConfig(num_servers=1), visible_jobs=1, sleep=False)
+TWO_ACTIONS = ClusterConfig(fleet=FleetConfig(num_servers=2), visible_jobs=1, sleep=False)
 
 
 def two_state_batch(generator, size, gamma):
@@ -134,10 +169,12 @@ def two_state_batch(generator, size, gamma):
     following = torch.zeros_like(context)
     following[:, 0] = 1 - state
     risk = 0.05 * ((state == 0) & (action == 0)).float() * (1.0 - gamma)
+    mask = torch.ones(size, 3, dtype=torch.int8)
+    mask[:, 2] = 0  # no waiting: the job goes to one server or the other
     parts = {
-        "servers": torch.zeros(size, 1, sizes.server_features),
+        "servers": torch.zeros(size, 2, sizes.server_features),
         "jobs": torch.zeros(size, 1, sizes.job_features),
-        "action_mask": torch.ones(size, 2, dtype=torch.int8),
+        "action_mask": mask,
     }
     return {
         **parts,
@@ -145,38 +182,48 @@ def two_state_batch(generator, size, gamma):
         **{f"next_{name}": values for name, values in parts.items()},
         "next_context": following,
         "action": action,
+        "behaviour_probability": torch.full((size,), 0.5),
         "reward": 1.5 * risk,
         "cost": risk,
         "discount": torch.full((size,), gamma),
     }
 
 
-@pytest.mark.parametrize("initial", [1.3, 1.7])
+@pytest.mark.parametrize("initial", [0.5, 1.0, 4.0])
 def test_the_learner_finds_the_price_of_the_two_state_cmdp_to_within_two_percent(initial):
     """Both actions are equally good at a price of 1.5; the limit lies between their costs."""
     torch.manual_seed(0)
     config = ConstrainedConfig(
         network=NetworkConfig(kind="flat", flat_width=16),
-        constraint=LagrangeConfig(
-            limit=0.0125, initial_price=initial, min_price=0.01, learning_rate=0.003
-        ),
+        constraint=LagrangeConfig(limit=0.0125, initial_price=initial, min_price=0.01),
         gamma=0.8,
         pessimism=0.0,
         learning_rate=1e-2,
     )
     model = ConstrainedModel(ObservationSizes.of(TWO_ACTIONS), config)
-    model.start_at(-0.01875, 0.0125)
-    learner = ConstrainedLearner(model, model, config, num_steps=600)
+    num_steps = 1500
+    learner = ConstrainedLearner(model, model, config, num_steps=num_steps)
     generator = torch.Generator().manual_seed(0)
     prices = []
-    for _ in range(600):
+    for _ in range(num_steps):
         learner.step(two_state_batch(generator, 64, config.gamma))
         prices.append(learner.multiplier.price)
-    if initial < 1.5:
-        assert prices[250] > initial
-    else:
-        assert prices[250] < initial
-    assert np.mean(prices[-200:]) == pytest.approx(1.5, rel=0.02)
+    assert np.mean(prices[-num_steps // 3 :]) == pytest.approx(1.5, rel=0.02)
+
+
+def test_what_was_drawn_at_random_does_not_count_as_what_anyone_meant():
+    torch.manual_seed(0)
+    config = ConstrainedConfig(network=NetworkConfig(kind="flat", flat_width=16), gamma=0.8)
+    model = ConstrainedModel(ObservationSizes.of(TWO_ACTIONS), config)
+    learner = ConstrainedLearner(model, model, config, num_steps=100)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        batch = two_state_batch(generator, 64, config.gamma)
+        is_meant = batch["action"] == 1
+        batch["behaviour_probability"] = torch.where(is_meant, 0.9, 0.05)
+        learner.step(batch)
+    prior = torch.softmax(model.heads({k: batch[k] for k in OBSERVATION}).prior_BA, dim=1)
+    assert prior[:, 1].mean().item() == pytest.approx(0.9 / 0.95, abs=0.03)
 
 
 def test_a_continued_run_has_the_weights_of_one_that_never_stopped():
