@@ -151,8 +151,7 @@ def ppo_gradient(
             mean_excess += weight * excess
         mean_excess /= total
         log_total = np.float32(math.log(total))
-        entropy = log_total - mean_excess
-        entropy_sum += entropy
+        entropy_sum += float(log_total - mean_excess)
 
         chosen = action[b]
         log_ratio = logits[b, chosen] - highest - log_total - old_log_prob[b]
@@ -161,7 +160,7 @@ def ppo_gradient(
         slope = 0.0 if bounded != ratio else -ratio * advantage[b] * share
         policy_sum -= bounded * advantage[b]
         kl_sum += ratio - 1.0 - log_ratio
-        num_clipped += abs(ratio - 1.0) > clip
+        num_clipped += 1 if abs(ratio - 1.0) > clip else 0
         for i in range(num_legal):
             a = scratch[i]
             chance = out_logits[b, a] / total
