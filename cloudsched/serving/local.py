@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import tempfile
@@ -136,8 +137,13 @@ def _free(host: str, port: int) -> int:
 
 
 def _free_range(start: int) -> int:
-    """Return the start of a range of ports whose first ones are free."""
-    for base in range(start, start + 50 * REPLICA_PORTS, REPLICA_PORTS):
+    """Return the start of a range of ports whose first ones are free.
+
+    In no fixed order: a service that starts at the same time, whose replicas do not listen yet,
+    would find the same range free, and each HAProxy would call the other's replicas.
+    """
+    bases = range(start, start + 50 * REPLICA_PORTS, REPLICA_PORTS)
+    for base in random.sample(bases, len(bases)):
         try:
             for port in range(base, base + 4):
                 socket.create_server(("", port)).close()
