@@ -2,17 +2,18 @@
 
 `in_memory` is the same learner on transitions that lie in memory already: what feeding from disk
 through Ray Data costs. `d3rlpy` is that library's `DiscreteCQL` on the same transitions, with a
-perceptron and batch of the same size; ours then learns two heads and a prior, masks illegal actions
-and reads from disk, d3rlpy learns one head from memory.
+perceptron and batch of the same size; ours then learns two heads, a prior and a policy, masks
+illegal actions and reads from disk, d3rlpy learns one head from memory.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,9 @@ def run(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "data"
         manifest, speed = _record(config, folder, make_policy, report)
         contenders: dict[str, Step] = {
-            "cloudsched": _fed_by_ray_data(config, folder, manifest, "set"),
+            "cloudsched": _fed_by_ray_data(config, folder, manifest, "set", stack),
             "in_memory": _fed_from_memory(config, folder, manifest, "set"),
-            "cloudsched_flat": _fed_by_ray_data(config, folder, manifest, "flat"),
+            "cloudsched_flat": _fed_by_ray_data(config, folder, manifest, "flat", stack),
         }
         try:
             contenders["d3rlpy"] = _d3rlpy(config, folder, manifest)
@@ -162,18 +163,19 @@ def _learning(config: OfflineBenchConfig, kind: str) -> ConstrainedConfig:
 
 
 def _fed_by_ray_data(
-    config: OfflineBenchConfig, folder: Path, manifest: Manifest, kind: str
+    config: OfflineBenchConfig, folder: Path, manifest: Manifest, kind: str, stack: ExitStack
 ) -> Step:
     learner = _learner(config, folder, kind)
     dataset = reader(folder, manifest, _learning(config, kind), seed=0).dataset()
 
-    def endless() -> Iterator[dict[str, Tensor]]:
+    def endless() -> Generator[dict[str, Tensor]]:
         while True:
             yield from dataset.iter_torch_batches(
                 batch_size=config.batch_size, prefetch_batches=2, drop_last=True, device="cpu"
             )
 
     batches = endless()
+    stack.callback(batches.close)  # or its threads would still ask a Ray that has shut down
     return lambda: _discard(learner.step(next(batches)))
 
 
@@ -202,7 +204,7 @@ def _memory(
 
 
 def _d3rlpy(config: OfflineBenchConfig, folder: Path, manifest: Manifest) -> Step:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         import d3rlpy
     columns = _memory(config, folder, manifest)
@@ -212,20 +214,22 @@ def _d3rlpy(config: OfflineBenchConfig, folder: Path, manifest: Manifest) -> Ste
     ends = np.zeros(count, np.float32)
     ends[999::1000] = 1.0
     ends[-1] = 1.0
-    dataset = d3rlpy.dataset.MDPDataset(
-        observations=observations,
-        actions=columns["action"].reshape(-1, 1),
-        rewards=columns["reward"].reshape(-1, 1),
-        terminals=ends,
-        action_space=d3rlpy.constants.ActionSpace.DISCRETE,
-        action_size=manifest.scenario.config.num_actions,
-    )
+    with redirect_stdout(sys.stderr):  # it logs to stdout, which is for our document
+        dataset = d3rlpy.dataset.MDPDataset(
+            observations=observations,
+            actions=columns["action"].reshape(-1, 1),
+            rewards=columns["reward"].reshape(-1, 1),
+            terminals=ends,
+            action_space=d3rlpy.constants.ActionSpace.DISCRETE,
+            action_size=manifest.scenario.config.num_actions,
+        )
     width = NetworkConfig.flat_width
     algorithm = d3rlpy.algos.DiscreteCQLConfig(
         batch_size=config.batch_size,
         encoder_factory=d3rlpy.models.VectorEncoderFactory(hidden_units=[width, width]),
     ).create(device="cpu:0")
-    algorithm.build_with_dataset(dataset)
+    with redirect_stdout(sys.stderr):
+        algorithm.build_with_dataset(dataset)
     return lambda: _discard(algorithm.update(dataset.sample_transition_batch(config.batch_size)))
 
 
