@@ -42,6 +42,8 @@ class TrainBenchConfig(Settings):
     """Numbers of clusters; each contender counts with its best."""
     workload: str = "poisson"
     """Workload of the clusters, with the default preset."""
+    fleet_sizes: tuple[int, ...] = (15, 150, 500)
+    """Numbers of servers with which the set policy is measured, to see how its cost grows."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "minibatch_size", "num_epochs", "rounds"):
@@ -61,7 +63,8 @@ def run(config: TrainBenchConfig, report: Callable[[str], None]) -> dict[str, An
 
     Returns:
         `steps_per_s` by contender (None with a reason in `absent` where it cannot run), `ratios` of
-        ours to each peer, `set_policy_over_flat`, and the settings.
+        ours to each peer, `set_policy_over_flat`, `set_policy_steps_per_s` by number of servers,
+        and the settings.
     """
     absent: dict[str, str] = {}
     samples: dict[str, dict[int, list[float]]] = {}
@@ -83,6 +86,7 @@ def run(config: TrainBenchConfig, report: Callable[[str], None]) -> dict[str, An
                 speed = _measure(iterate, config.seconds)
                 samples[name][num_envs].append(speed)
                 report(f"{name} with {num_envs} clusters: {speed:,.0f} steps/s")
+    by_size = {size: _set_policy_speed(config, size, report) for size in config.fleet_sizes}
     medians = {
         name: {num_envs: sorted(speeds)[len(speeds) // 2] for num_envs, speeds in counts.items()}
         for name, counts in samples.items()
@@ -95,6 +99,7 @@ def run(config: TrainBenchConfig, report: Callable[[str], None]) -> dict[str, An
             for name in ("bare_torch", "sb3_maskable_ppo", "stock_rllib")
         },
         "set_policy_over_flat": best["cloudsched_set"] / best["cloudsched"],
+        "set_policy_steps_per_s": by_size,
         "steps_per_s_by_env_count": medians,
         "absent": absent,
         "config": asdict(config),
@@ -109,11 +114,32 @@ def _measure(iterate: Iterate, seconds: float) -> float:
     return steps / elapsed
 
 
-def _ours(config: TrainBenchConfig, num_envs: int, stack: ExitStack, kind: str = "flat") -> Iterate:
+def _set_policy_speed(
+    config: TrainBenchConfig, num_servers: int, report: Callable[[str], None]
+) -> float:
+    """Return the steps a second of the set policy in fleets of a size, the load scaled with it."""
+    with ExitStack() as stack:
+        settings = {"fleet": {"num_servers": num_servers}}
+        iterate = _ours(config, max(config.env_counts), stack, kind="set", settings=settings)
+        iterate()  # warm up
+        speed = _measure(iterate, config.seconds)
+    report(f"cloudsched_set with {num_servers} servers: {speed:,.0f} steps/s")
+    return speed
+
+
+def _ours(
+    config: TrainBenchConfig,
+    num_envs: int,
+    stack: ExitStack,
+    kind: str = "flat",
+    settings: dict[str, Any] | None = None,
+) -> Iterate:
     from cloudsched.rl.algorithms.ppo import ClusterPPOConfig
 
     algorithm_config = ClusterPPOConfig()
-    algorithm_config.environment(env_config={"workload": config.workload})
+    algorithm_config.environment(
+        env_config={"workload": config.workload, "settings": settings or {}}
+    )
     algorithm_config.env_runners(num_envs_per_env_runner=num_envs)
     algorithm_config.rl_module(model_config={"network": {"kind": kind}})
     return _rllib(algorithm_config, config, stack)

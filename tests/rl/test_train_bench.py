@@ -15,6 +15,7 @@ def test_the_bench_measures_every_contender_that_is_installed():
             seconds=0.05,
             rounds=1,
             env_counts=(4,),
+            fleet_sizes=(4, 8),
         ),
         lines.append,
     )
@@ -22,4 +23,6 @@ def test_the_bench_measures_every_contender_that_is_installed():
     for name, speed in result["steps_per_s"].items():
         assert speed > 0 if name not in result["absent"] else speed is None
     assert set(result["ratios"]) == {"bare_torch", "sb3_maskable_ppo", "stock_rllib"}
+    assert set(result["set_policy_steps_per_s"]) == {4, 8}
+    assert all(speed > 0 for speed in result["set_policy_steps_per_s"].values())
     assert any("bare_torch" in line for line in lines)

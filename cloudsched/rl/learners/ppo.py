@@ -16,6 +16,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch
 from torch import Tensor
 
 from cloudsched.models.losses import PPOLoss
+from cloudsched.models.memory import keep_freed_memory
 from cloudsched.models.surrogate import backward_ppo
 from cloudsched.rl.runner import Batch, as_tensors
 
@@ -32,6 +33,7 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
     def build(self) -> None:
         """Build module and optimiser."""
         super().build()
+        keep_freed_memory()
         self._advantage_variances: dict[str, float] = {}
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
