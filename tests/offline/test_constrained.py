@@ -213,11 +213,13 @@ def test_the_learner_finds_the_price_of_the_two_state_cmdp_to_within_two_percent
 
 def test_what_was_drawn_at_random_does_not_count_as_what_anyone_meant():
     torch.manual_seed(0)
-    config = ConstrainedConfig(network=NetworkConfig(kind="flat", flat_width=16), gamma=0.8)
+    config = ConstrainedConfig(
+        network=NetworkConfig(kind="flat", flat_width=16), gamma=0.8, learning_rate=1e-2
+    )
     model = ConstrainedModel(ObservationSizes.of(TWO_ACTIONS), config)
-    learner = ConstrainedLearner(model, model, config, num_steps=100)
+    learner = ConstrainedLearner(model, model, config, num_steps=300)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(100):
+    for _ in range(300):
         batch = two_state_batch(generator, 64, config.gamma)
         is_meant = batch["action"] == 1
         batch["behaviour_probability"] = torch.where(is_meant, 0.9, 0.05)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cloudsched.commands.policies import make_policy
-from cloudsched.datasets.manifest import read_manifest
+from cloudsched.datasets.manifest import read_episodes, read_manifest
 from cloudsched.ope.estimators import (
     doubly_robust,
     effective_size,
@@ -94,7 +94,7 @@ def test_a_logged_policy_is_supported_by_its_own_episodes(recorded):
     policy = make_policy("best_fit+sleep", manifest.scenario.config)
     ticks = read_ticks(recorded, manifest, policy, ZeroCritic(), gamma=0.9, max_ticks=40)
     assert ticks.is_tick_GT.all()
-    behaviours = np.arange(12) % 4
+    behaviours = read_episodes(recorded)["behaviour"].to_numpy()
     own = ticks.ratio_GT[behaviours == 1]
     others = ticks.ratio_GT[behaviours == 3]
     assert (own > 0.0).mean() > 0.4
@@ -118,7 +118,7 @@ def test_the_truth_of_a_policy_is_what_its_own_log_adds_up_to(recorded):
     manifest = read_manifest(recorded)
     policy = make_policy("rr", manifest.scenario.config)
     ticks = read_ticks(recorded, manifest, policy, ZeroCritic(), gamma=0.9, max_ticks=60)
-    for episode in (0, 4, 8):
+    for episode in np.flatnonzero(read_episodes(recorded)["behaviour"].to_numpy() == 0):
         truth = true_value(
             manifest.scenario,
             make_policy("rr", manifest.scenario.config),
