@@ -43,6 +43,20 @@ def test_results_carry_the_measures_of_episodes_by_name(build, tiny_config):
     assert result["learners"]["default_policy"]["num_minibatches"] == 2 * 4
 
 
+def test_an_entropy_penalty_makes_the_policy_decide(build, tiny_config):
+    entropies = []
+    for penalty in (0.0, 1.0):
+        # A schedule, because RLlib hands out its values in another form than a plain number's.
+        tiny_config = tiny_config.copy(copy_frozen=False)
+        schedule = [[0, 0.01], [10_000, 0.0]]
+        tiny_config.training(lr=5e-3, entropy_coeff=schedule, entropy_penalty=penalty)
+        algorithm = build(tiny_config)
+        for _ in range(4):
+            result = algorithm.train()
+        entropies.append(result["learners"]["default_policy"]["entropy"])
+    assert entropies[1] < 0.8 * entropies[0]
+
+
 def test_the_runner_acts_with_the_weights_that_the_learner_has(build, tiny_config):
     algorithm = build(tiny_config)
     algorithm.train()

@@ -86,8 +86,8 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
         columns[Postprocessing.ADVANTAGES] = self._scaled_advantages(
             module_id, columns[Postprocessing.ADVANTAGES], config.advantage_scaling
         )
-        entropy_weight = self.entropy_coeff_schedulers_per_module[module_id].get_current_value()
-        entropy_weight -= config.entropy_penalty
+        schedule = self.entropy_coeff_schedulers_per_module[module_id]
+        entropy_weight = float(schedule.get_current_value()) - config.entropy_penalty
         module, optimizer = self.module[module_id], self.get_optimizer(module_id)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         terms: list[Tensor] = []
