@@ -33,6 +33,7 @@ from cloudsched.serving.local import _private_ports
 TOKEN = "a-token-of-tests"
 RAY_TOKEN = secrets.token_hex(16)  # of the clusters that tests start
 FOLDER = Path(__file__).parents[2] / "serve"
+BIN = Path(sys.executable).parent  # the tests may run in an environment that nobody activated
 
 
 class Client:
@@ -192,6 +193,7 @@ class Deployment:
             **os.environ,
             **FAST_PATH,
             **_private_ports(Path(self._sockets.name)),
+            "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]]),
             "CLOUDSCHED_TOKEN": TOKEN,
             "RAY_raylet_start_wait_time_s": "180",  # a busy machine needs longer
             "RAY_AUTH_MODE": "token",
@@ -202,7 +204,17 @@ class Deployment:
         self.service["grpc"] = f"127.0.0.1:{self._config['grpc_options']['port']}"
 
     def __enter__(self) -> Deployment:
-        command = ["ray", "start", "--head", "--block", "--port", str(_free_port())]
+        try:
+            self._start()
+            self._until(self._answers_dashboard, "Ray does not start")
+            self.deploy()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
+        command = [str(BIN / "ray"), "start", "--head", "--block", "--port", str(_free_port())]
         command += ["--dashboard-port", str(self._dashboard), "--num-cpus", "4"]
         command += ["--ray-client-server-port", str(_free_port())]
         command += ["--object-store-memory", str(100 * 2**20)]
@@ -211,33 +223,27 @@ class Deployment:
         with (self._folder / "ray.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
         self.service["process"] = process
-        try:
-            self._until(self._answers_dashboard, "Ray does not start")
-            self.deploy()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
 
     def __exit__(self, *_: object) -> None:
         # At once: Ray's own way down takes half a minute, and nothing is kept.
-        process: Any = self.service["process"]
-        family: list[psutil.Process] = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        for child in family:
+        process: Any = self.service.get("process")
+        if process is not None:
+            family: list[psutil.Process] = []
             with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        process.wait()
-        psutil.wait_procs(family, timeout=10)
+                family = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            for child in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            process.wait()
+            psutil.wait_procs(family, timeout=10)
         self._sockets.cleanup()
 
     def deploy(self) -> None:
         """Deploy the application, as it is described now, and wait until it runs."""
         path = self._folder / "cluster.yaml"
         path.write_text(yaml.safe_dump(self._config))
-        command = ["serve", "deploy", str(path)]
+        command = [str(BIN / "serve"), "deploy", str(path)]
         done = subprocess.run(
             command, env=self._environment, capture_output=True, text=True, timeout=60, check=False
         )
