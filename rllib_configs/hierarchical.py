@@ -5,12 +5,12 @@ SLA-minded four times. `--policy FOLDER#power` and `FOLDER#sla` are the sub-agen
 
 Run: `cloudsched train rllib_configs/hierarchical.py --steps 400000`
 
-Expect (measured before critics spoke in `symlog`): one training seed, the policy after 65,536 decisions, best on train seeds: on the 50 test
-seeds a return of -2,545 at 2,411 W and 0.60 % SLA violations, exactly those of the SLA-minded
-alone, because the supervisor always chooses it. The power-minded alone is poor: -6,743, 38 %
-violations. So the hierarchy equals its better half and gains nothing from the other, and training
-on made it worse (20 % violations on train seeds after 229,376). The tuned `headroom@poisson` has
--2,461.
+Expect, measured before critics spoke in `symlog`: one training seed, the policy after 65,536
+decisions, best on train seeds: on the 50 test seeds a return of -2,545 at 2,411 W and 0.60 % SLA
+violations, exactly those of the SLA-minded alone, because the supervisor always chooses it. The
+power-minded alone is poor: -6,743, 38 % violations. So the hierarchy equals its better half and
+gains nothing from the other, and training on made it worse (20 % violations on train seeds after
+229,376). The tuned `headroom@poisson` has -2,461.
 """
 
 from __future__ import annotations

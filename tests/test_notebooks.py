@@ -15,8 +15,8 @@ TINY = {
         "num_seeds = 3\nsettings = {'episode_ticks': 40}\nworkload = 'poisson'"
     ),
     "03_offline_cmdp.ipynb": (
-        "workload = 'poisson'\nsettings = {'episode_ticks': 60}\nnum_episodes = 120\nnum_steps = 3\n"
-        "num_critic_steps = 3\nnum_seeds = 2\ncost_limit = 0.01"
+        "workload = 'poisson'\nsettings = {'episode_ticks': 60}\nnum_episodes = 120\n"
+        "num_steps = 3\nnum_critic_steps = 3\nnum_seeds = 2\ncost_limit = 0.01"
     ),
     "04_serving.ipynb": "bundle_folder = None\nnum_ticks = 10\nnum_clusters = 2",
 }
