@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -95,9 +99,10 @@ class TrainingRun:
         best = self.state.best_return
         is_best = best is None or episode_return > best
         if is_best:
-            self.state.best_return, self.state.best_steps = episode_return, self.state.steps
             weights = {name: value.clone() for name, value in network.state_dict().items()}
-            self._keep(weights, self.state)
+            with _uninterrupted():  # or the state would tell of a policy that was not kept
+                self.state.best_return, self.state.best_steps = episode_return, self.state.steps
+                self._keep(weights, self.state)
         return EarlyResult(
             steps=self.state.steps,
             episode_return=episode_return,
@@ -141,6 +146,22 @@ class TrainingRun:
         """Take over what `write_checkpoint` wrote."""
         self.algorithm.restore_from_path(str(folder.absolute()))
         self.state = RunState(**json.loads((folder / STATE).read_text("utf-8")))
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back until the block has ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals go to the main thread
+        return
+    held: list[tuple[int, FrameType | None]] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if held and callable(previous):
+            previous(*held[0])
 
 
 def read_hyperparameters(path: Path) -> dict[str, Any]:

@@ -264,6 +264,7 @@ def a_worker(rank, port, folder):
     model(half, PRICE, DISTRIBUTED).total.backward()
     if rank == 0:
         torch.save([p.grad for p in module.parameters() if p.requires_grad], f"{folder}/gradient")
+    torch.distributed.barrier()  # one that leaves early may take the other down
     torch.distributed.destroy_process_group()
 
 
