@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Generator
@@ -38,6 +39,8 @@ D3RLPY = (
     *("scikit-learn", "joblib", "threadpoolctl", "scipy", "narwhals"),
 )
 MEMORY_PIECES = 24  # row groups that the contenders in memory learn from
+
+THREADS_END_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +178,9 @@ def _fed_by_ray_data(
             )
 
     batches = endless()
-    stack.callback(batches.close)  # or its threads would still ask a Ray that has shut down
+    # Threads of Ray Data that outlive Ray take the process down with them.
+    stack.callback(_await_threads, set(threading.enumerate()))
+    stack.callback(batches.close)
     return lambda: _discard(learner.step(next(batches)))
 
 
@@ -231,6 +236,13 @@ def _d3rlpy(config: OfflineBenchConfig, folder: Path, manifest: Manifest) -> Ste
     with redirect_stdout(sys.stderr):
         algorithm.build_with_dataset(dataset)
     return lambda: _discard(algorithm.update(dataset.sample_transition_batch(config.batch_size)))
+
+
+def _await_threads(known: set[threading.Thread]) -> None:
+    """Wait until the threads that were not there before have ended, for a while."""
+    deadline = time.monotonic() + THREADS_END_S
+    for thread in set(threading.enumerate()) - known:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _discard(_: object) -> None:
