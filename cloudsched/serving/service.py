@@ -27,7 +27,7 @@ from cloudsched.sim.fleet import CURVE_POINTS, Fleet, build_fleet
 from cloudsched.sim.state import NONE
 
 DEFAULT_FLEET = "default"
-CHUNK_ACTIONS = 8192  # actions of all clusters that are decided together: 64 clusters of 15 servers
+CHUNK_ACTIONS = 16384  # actions of all clusters decided together: 128 clusters of 15 servers
 MAX_CHUNK = 128
 MAX_FLEETS = 64  # fleets kept ready; each costs the arrays of its clusters
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.sim.engine import ClusterEngine
@@ -30,7 +31,7 @@ def request_of(engine: ClusterEngine, e: int, **fields: Any) -> dict[str, Any]:
         while j != NONE:
             job = engine.state.jobs[e, j]
             end = int(job["start"]) + int(job["duration"])
-            demand = engine.state.demand[e, j].tolist()
+            demand = written(engine.state.demand[e, j])
             running.append({"server": n, "demand": demand, "ticks_left": end - tick})
             j = int(job["next_running"])
     queue = []
@@ -40,7 +41,7 @@ def request_of(engine: ClusterEngine, e: int, **fields: Any) -> dict[str, Any]:
         queue.append(
             {
                 "id": str(j),
-                "demand": engine.state.demand[e, j].tolist(),
+                "demand": written(engine.state.demand[e, j]),
                 "duration": int(job["duration"]),
                 "waited": tick - int(job["arrival"]),
                 "laxity": FAR if start_by == NEVER else start_by - tick,
@@ -66,6 +67,12 @@ def request_of(engine: ClusterEngine, e: int, **fields: Any) -> dict[str, Any]:
         "work_square": float(cluster["work_square"]),
         **fields,
     }
+
+
+def written(demand: NDArray[np.float64]) -> list[float]:
+    """Return demands with the seven digits that the service reads back as the same grid points."""
+    digits: list[float] = (np.ceil(demand * 1e7) / 1e7).tolist()
+    return digits
 
 
 def in_columns(request: Mapping[str, Any]) -> dict[str, Any]:

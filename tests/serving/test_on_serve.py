@@ -15,11 +15,13 @@ from typing import Any
 
 import grpc
 import pytest
+import schemathesis
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 from gymnasium.vector import AutoresetMode
-from servers import Client, malformed, processes, serve_process
+from hypothesis import HealthCheck, Phase, settings
+from servers import Client, malformed, processes, send_case, serve_process
 
 from cloudsched.bench.load import generate, request_bytes
 from cloudsched.commands.policies import make_policy
@@ -27,7 +29,7 @@ from cloudsched.datasets.check import check_dataset
 from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.envs.scenario import Scenario
 from cloudsched.evaluation import evaluate
-from cloudsched.serving.documentation import DECISION
+from cloudsched.serving.documentation import DECISION, documentation_app
 from cloudsched.serving.proto import cloudsched_pb2, cloudsched_pb2_grpc
 from cloudsched.serving.rpc_client import decision_message_of
 from cloudsched.serving.simulated import drive
@@ -36,7 +38,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 messages: Any = cloudsched_pb2
 
+NUM_MALFORMED = 10_000
 IN_FLIGHT = 16  # that one replica takes; few, so that a test can overload it
+schema = schemathesis.openapi.from_dict(documentation_app().openapi())
 EXAMPLES = Path(__file__).parents[2] / "serve"
 
 
@@ -288,6 +292,19 @@ def test_random_bytes_over_grpc_are_refused_with_a_status(
     assert client("POST", "/v1/decisions", {})[0] == 200
 
 
+@schema.parametrize()
+@settings(
+    max_examples=8,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_documents_made_from_the_openapi_document_through_haproxy(
+    case: Any, service: dict[str, Any]
+) -> None:
+    send_case(case, service["port"], service["token"])
+
+
 def test_malformed_bodies_through_haproxy_are_refused_and_leave_no_trace(
     client: Client, service: dict[str, Any]
 ) -> None:
@@ -296,14 +313,14 @@ def test_malformed_bodies_through_haproxy_are_refused_and_leave_no_trace(
     paths = ("/v1/decisions", "/v1/decisions/batch", "/v1/clusters", "/k8s/filter", "/v1/policies")
     statuses: Counter[int] = Counter()
     memory = 0
-    for number in range(2000):
+    for number in range(NUM_MALFORMED):
         body = malformed(generator, whole)
         status, _ = client("POST", generator.choice(paths), raw=body)
         statuses[status] += 1
-        if number == 500:
+        if number == NUM_MALFORMED // 4:
             memory = _memory_of_replicas(service)
     assert set(statuses) <= {200, 201, 400, 404, 409, 422}, statuses
-    assert statuses[400] + statuses[422] > 1000
+    assert statuses[400] + statuses[422] > 0.5 * NUM_MALFORMED
     assert _memory_of_replicas(service) < memory + 64 * 2**20
 
 
