@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,11 @@ MIDDAY = 300  # the tick at which states are taken
 OURS, OURS_SCALED, BARE, PROXY = "haproxy", "haproxy_two_replicas", "bare_uvicorn", "default_proxy"
 REPLICAS = {OURS: 1, OURS_SCALED: 2, BARE: 1, PROXY: 2}
 
+SKIPPED = ((PROXY, "batch"),)
+
 Report = Callable[[str], None]
+Figure = tuple[str, str, str]
+"""Contender, case and key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,8 @@ def run(config: ServeBenchConfig, report: Report) -> dict[str, Any]:
     """Measure all contenders, in turns.
 
     Returns:
-        `requests_per_s`, `latency_ms` (percentiles by contender and connections), `ratios`,
+        `requests_per_s`, `latency_ms` (percentiles by contender and connections), `ratios` with
+        their spread in `ratios_from_to`,
         `batch_decisions_per_s`, `grpc`, `model_ms` by number of servers, and the settings.
     """
     with tempfile.TemporaryDirectory(prefix="cloudsched-bench-") as name, ExitStack() as stack:
@@ -87,52 +93,57 @@ def run(config: ServeBenchConfig, report: Report) -> dict[str, Any]:
         for contender in config.contenders:
             report(f"starting {contender}")
             ports[contender] = stack.enter_context(_running(contender, policy, folder))
-        cases: dict[tuple[str, str], list[dict[str, float]]] = {}
+        cases: dict[str, list[dict[str, float]]] = {}
         for number in range(config.rounds):
             for contender, (port, grpc) in ports.items():
-                for case, path, body, connections in (
-                    ("c1", "/v1/decisions", single, 1),
-                    ("c16", "/v1/decisions", single, 16),
-                    ("batch", "/v1/decisions/batch", batch, 4),
-                ):
-                    if case == "batch" and contender == PROXY:
+
+                def http(path: str, body: Path, connections: int, port: int = port) -> Any:
+                    return _measure(port, path, body, connections, config.seconds)
+
+                def rpc(connections: int, address: str = grpc) -> Any:
+                    return _measure_grpc(address, grpc_file, connections, config.seconds)
+
+                # What is compared is measured one after the other: the machine's speed drifts.
+                turns: dict[str, Callable[[], Any]] = {
+                    "c1": partial(http, "/v1/decisions", single, 1),
+                    "grpc_c1": partial(rpc, 1),
+                    "c16": partial(http, "/v1/decisions", single, 16),
+                    "grpc_c16": partial(rpc, 16),
+                    "batch": partial(http, "/v1/decisions/batch", batch, 4),
+                }
+                for case, measure in turns.items():
+                    if (case.startswith("grpc") and not grpc) or (contender, case) in SKIPPED:
                         continue
-                    seen = _measure(port, path, body, connections, config.seconds)
-                    cases.setdefault((contender, case), []).append(seen)
+                    seen = measure()
+                    cases.setdefault(f"{contender}/{case}", []).append(seen)
                     report(
                         f"{number + 1}/{config.rounds} {contender} {case}: "
                         f"{seen['requests_per_s']:,.0f} requests/s, p50 {seen['p50_ms']:.2f} ms"
                     )
-                if grpc:
-                    for case, connections in (("grpc_c1", 1), ("grpc_c16", 16)):
-                        seen = _measure_grpc(grpc, grpc_file, connections, config.seconds)
-                        cases.setdefault((contender, case), []).append(seen)
-                        report(
-                            f"{number + 1}/{config.rounds} {contender} {case}: "
-                            f"{seen['requests_per_s']:,.0f} requests/s, p50 {seen['p50_ms']:.2f} ms"
-                        )
-    medians = {
-        f"{contender}/{case}": {key: float(np.median([s[key] for s in seen])) for key in seen[0]}
-        for (contender, case), seen in cases.items()
-    }
-    return {**_summary(medians, decisions, model), "config": asdict(config)}
+    return {**_summary(cases, decisions, model), "config": asdict(config)}
 
 
 def _summary(
-    medians: dict[str, dict[str, float]], decisions: int, model: dict[str, float]
+    cases: dict[str, list[dict[str, float]]], decisions: int, model: dict[str, float]
 ) -> dict[str, Any]:
+    """Return medians over the rounds; a ratio is the median of the rounds' ratios."""
+
     def figure(contender: str, case: str, key: str) -> float | None:
-        entry = medians.get(f"{contender}/{case}")
-        return None if entry is None else entry[key]
+        rounds = cases.get(f"{contender}/{case}")
+        return None if rounds is None else float(np.median([seen[key] for seen in rounds]))
 
-    def ratio(above: float | None, below: float | None) -> float | None:
-        return None if above is None or below is None else above / below
+    def ratios(above: Figure, below: Figure) -> list[float]:
+        """Return the ratio of each round; none where one of the two was not measured."""
+        ours, theirs = (cases.get("/".join(figure[:2]), []) for figure in (above, below))
+        if not ours or not theirs:
+            return []
+        return [a[above[2]] / b[below[2]] for a, b in zip(ours, theirs, strict=True)]
 
-    ours = OURS if f"{OURS}/c16" in medians else OURS_SCALED
-    scaled = OURS_SCALED if f"{OURS_SCALED}/c16" in medians else OURS
+    ours = OURS if f"{OURS}/c16" in cases else OURS_SCALED
+    scaled = OURS_SCALED if f"{OURS_SCALED}/c16" in cases else OURS
     speed = "requests_per_s"
     # Name of the ratio: what is above, what is below.
-    pairs = {
+    pairs: dict[str, tuple[Figure, Figure]] = {
         BARE: ((scaled, "c16", speed), (BARE, "c16", speed)),
         f"{BARE}_one_replica": ((ours, "c16", speed), (BARE, "c16", speed)),
         PROXY: ((scaled, "c16", speed), (PROXY, "c16", speed)),
@@ -144,16 +155,18 @@ def _summary(
         "grpc_over_http_at_1": ((ours, "grpc_c1", speed), (ours, "c1", speed)),
     }
     batches = figure(scaled, "batch", speed)
+    by_round = {name: ratios(above, below) for name, (above, below) in pairs.items()}
     return {
         "requests_per_s": {c: figure(c, "c16", speed) for c in REPLICAS},
         "replicas": REPLICAS,
         "ratios": {
             **{
-                name: ratio(figure(*above), figure(*below))
-                for name, (above, below) in pairs.items()
+                name: float(np.median(values)) if values else None
+                for name, values in by_round.items()
             },
             "model_500_over_15": model["500"] / model["15"],
         },
+        "ratios_from_to": {name: [min(v), max(v)] for name, v in by_round.items() if v},
         "ratios_are_of": {
             name: f"{'/'.join(above)} over {'/'.join(below)}"
             for name, (above, below) in pairs.items()
@@ -162,8 +175,12 @@ def _summary(
         "batch_decisions_per_s": None if batches is None else decisions * batches,
         "decisions_in_a_batch": decisions,
         "latency_ms": {
-            name: {key.removesuffix("_ms"): entry[key] for key in entry if key.endswith("_ms")}
-            for name, entry in medians.items()
+            name: {
+                key.removesuffix("_ms"): float(np.median([seen[key] for seen in rounds]))
+                for key in rounds[0]
+                if key.endswith("_ms")
+            }
+            for name, rounds in cases.items()
         },
         "model_ms": model,
         "load_generators": {

@@ -1,7 +1,8 @@
 """From the documents of some clusters of one fleet to the simulator's arrays.
 
 Lists are joined and checked as wholes: one step of Python for each field of a cluster, none for
-each server or job of a document in columns.
+each server or job of a document in columns. Numbers are checked here whichever way they came: JSON
+has had its limits checked before, messages of gRPC have not.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from itertools import chain, repeat
 from typing import Any, NoReturn
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from cloudsched.config import ClusterConfig
+from cloudsched.serving import schemas
 from cloudsched.serving.errors import UnprocessableError
 from cloudsched.serving.planner import place_of
 from cloudsched.sim.engine import slack_ticks
 from cloudsched.sim.fleet import Fleet
-from cloudsched.sim.jobs import on_grid
+from cloudsched.sim.jobs import MAX_DEMAND, on_grid
 from cloudsched.sim.state import ACTIVE, ASLEEP, NEVER, NONE, WAKING, Snapshots
 
 UNSAID = 2**40  # a laxity that the SLA of the rules shall give
@@ -31,6 +34,13 @@ MODES = {
     0: ACTIVE, 1: WAKING, 2: ASLEEP, 3: WAKING,
 }  # fmt: skip
 ASLEEP_NAMES = ("asleep", 2)
+
+MAX_TICKS = schemas.MAX_TICKS
+NO_FAULT, TICKS, DEMAND, OUTSIDE, NOT_ACTIVE = range(5)
+FAULTS = {
+    TICKS: f"a number of ticks is below its least, 0 or 1, or above {MAX_TICKS}",
+    DEMAND: f"a demand is not a number from 0 to {MAX_DEMAND:.0f}",
+}
 
 Refuse = Callable[[str], NoReturn]
 
@@ -115,7 +125,14 @@ def snapshots_of(requests: Sequence[Any], config: ClusterConfig, fleet: Fleet) -
     jobs = _integers(server, ticks, waited, laxity)
     servers_array = _integers(modes, wake_left, idle_ticks)
     job_counts = _integers(counts).reshape(-1, 3)
-    _check_running(requests, jobs[:, 0], job_counts, servers_array[:, 0], num_servers)
+    demands = _floats(demand).reshape(-1, num_resources)
+    fault, e, n = _first_fault(jobs, demands, job_counts, servers_array, num_servers)
+    if fault != NO_FAULT:
+        where = place_of(e, num_clusters)
+        if fault in FAULTS:
+            raise UnprocessableError(f"{where}{FAULTS[fault]}.")
+        why = f"the last one is {num_servers - 1}" if fault == OUTSIDE else "it is not active"
+        raise UnprocessableError(f"{where}a job runs on server {n}; {why}.")
     is_unsaid = jobs[:, 3] == UNSAID
     if is_unsaid.any():
         slack = slack_ticks(config, jobs[is_unsaid, 1])
@@ -129,7 +146,7 @@ def snapshots_of(requests: Sequence[Any], config: ClusterConfig, fleet: Fleet) -
         servers=servers_array.reshape(num_clusters, num_servers, 3),
         job_counts=job_counts,
         jobs=jobs,
-        demand=on_grid(_floats(demand).reshape(-1, num_resources)),
+        demand=on_grid(demands),
     )
 
 
@@ -145,28 +162,39 @@ def is_asleep(servers: Any, n: int) -> bool:
     return bool(servers.mode) and servers.mode[n] in ASLEEP_NAMES
 
 
-def _check_running(
-    requests: Sequence[Any],
-    server: NDArray[np.int64],
+@njit(cache=True)
+def _first_fault(
+    jobs: NDArray[np.int64],
+    demands: NDArray[np.float64],
     job_counts: NDArray[np.int64],
-    modes: NDArray[np.int64],
+    servers: NDArray[np.int64],
     num_servers: int,
-) -> None:
-    """Refuse a job that runs where there is no server, or on one that is not active."""
-    is_running = server != NONE
-    runs_on = server[is_running]
-    if not runs_on.size:
-        return
-    cluster = np.repeat(np.arange(len(requests)), job_counts[:, 0])
-    is_outside = runs_on >= num_servers
-    place = cluster * num_servers + np.where(is_outside, 0, runs_on)
-    is_bad = is_outside | (modes[place] != ACTIVE)
-    if is_bad.any():
-        first = int(is_bad.argmax())
-        n = int(runs_on[first])
-        fault = f"the last one is {num_servers - 1}" if is_outside[first] else "it is not active"
-        where = place_of(int(cluster[first]), len(requests))
-        raise UnprocessableError(f"{where}a job runs on server {n}; {fault}.")
+) -> tuple[int, int, int]:
+    """Return what is wrong first, in which cluster, and on which server a job runs that may not."""
+    job = 0
+    for e in range(len(job_counts)):
+        for n in range(e * num_servers, (e + 1) * num_servers):
+            if (
+                min(servers[n, 1], servers[n, 2]) < 0
+                or max(servers[n, 1], servers[n, 2]) > MAX_TICKS
+            ):
+                return TICKS, e, NONE
+        num_running = job_counts[e, 0]
+        for i in range(num_running + job_counts[e, 1]):
+            server, ticks, waited, laxity = jobs[job]
+            if not (1 <= ticks <= MAX_TICKS and 0 <= waited <= MAX_TICKS):
+                return TICKS, e, NONE
+            if i >= num_running and laxity != UNSAID and abs(laxity) > MAX_TICKS:
+                return TICKS, e, NONE
+            for amount in demands[job]:
+                if not 0.0 <= amount <= MAX_DEMAND:  # NaN is in no range
+                    return DEMAND, e, NONE
+            if i < num_running and not 0 <= server < num_servers:
+                return OUTSIDE, e, server
+            if i < num_running and servers[e * num_servers + server, 0] != ACTIVE:
+                return NOT_ACTIVE, e, server
+            job += 1
+    return NO_FAULT, 0, NONE
 
 
 def _column(

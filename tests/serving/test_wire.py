@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import document, make_service
+from google.protobuf.json_format import ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -17,6 +18,8 @@ from cloudsched.heuristics.catalog import make_heuristic
 from cloudsched.serving import schemas
 from cloudsched.serving.documentation import OPERATIONS
 from cloudsched.serving.errors import MalformedError, UnprocessableError
+from cloudsched.serving.proto import cloudsched_pb2
+from cloudsched.serving.rpc import decision_document
 from cloudsched.serving.simulated import in_columns, request_of
 from cloudsched.serving.wire import decoder
 
@@ -116,3 +119,30 @@ def test_columns_that_do_not_fit_are_refused_with_their_place(
     batch = document("BatchRequest", requests=[{}, fields])
     with pytest.raises(UnprocessableError, match=r"requests\[1\]: .*" + fault):
         make_service("best_fit+sleep").decide_batch(batch)
+
+
+JOB = {"id": ["a"], "demand": [0.5, 0.5], "duration": [3]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"servers": {"mode": [0] * 15, "wake_left": [-1] * 15}}, "number of ticks"),
+        ({"servers": {"mode": [0] * 15, "idle_ticks": [0] * 14 + [10**6 + 1]}}, "number of ticks"),
+        ({"servers": {"mode": [4] * 15}}, "servers.mode"),
+        ({"queue": {**JOB, "duration": [0]}}, "number of ticks"),
+        ({"queue": {**JOB, "waited": [-1]}}, "number of ticks"),
+        ({"queue": {**JOB, "laxity": [-(10**6) - 1]}}, "number of ticks"),
+        ({"queue": {**JOB, "demand": [0.5, "NaN"]}}, "a demand"),
+        ({"queue": {**JOB, "demand": ["Infinity", 0.5]}}, "a demand"),
+        ({"queue": {**JOB, "demand": [-0.5, 0.5]}}, "a demand"),
+        ({"running": {"server": [0], "demand": [0.5, 0.5], "ticks_left": [0]}}, "number of ticks"),
+        ({"running": {"server": [-1], "demand": [0.5, 0.5], "ticks_left": [1]}}, "on server -1"),
+    ],
+)
+def test_numbers_of_a_message_are_checked(fields: dict[str, Any], fault: str) -> None:
+    service = make_service("best_fit+sleep")
+    service.decide(decision_document(ParseDict({"queue": JOB}, cloudsched_pb2.DecisionRequest())))
+    message = ParseDict(fields, cloudsched_pb2.DecisionRequest())
+    with pytest.raises(UnprocessableError, match=fault):
+        service.decide(decision_document(message))
