@@ -37,7 +37,8 @@ class Evolve(ScenarioOptions):
     """
 
     start: str = "power_aware+headroom"
-    """The rule to start from: a name of `cloudsched policies`, or a file of `tune-heuristic`."""
+    """The rule to start from: a name of `cloudsched policies`, a file of `tune-heuristic`, or a
+    bundle of this command, to go on with it."""
     evaluations: int = 2000
     """Candidates to try."""
     minutes: float | None = None
@@ -57,10 +58,9 @@ class Evolve(ScenarioOptions):
         """Evolve, and write the bundle."""
         self._check()
         from cloudsched.heuristics.adapting import adapt_heuristic
-        from cloudsched.heuristics.catalog import load_heuristic
 
         console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        start, scenario = load_heuristic(self.start), self.scenario
+        start, scenario = self._start(), self.scenario
         if start.sleep != "headroom":
             raise ConfigError(f"--start {self.start!r}: expected a rule that keeps headroom awake.")
         console.print(
@@ -95,6 +95,18 @@ class Evolve(ScenarioOptions):
             report=report,
         )
         print(self._save(found, done, time.monotonic() - began))
+
+    def _start(self) -> HeuristicConfig:
+        from cloudsched.bundle import load_bundle
+        from cloudsched.heuristics.catalog import load_heuristic
+
+        folder = Path(self.start)
+        if not (folder / "bundle.json").exists():
+            return load_heuristic(self.start)
+        rule = load_bundle(folder).network.prior
+        if rule is None:
+            raise ConfigError(f"--start {self.start!r}: the policy in it corrects no rule.")
+        return rule
 
     def _save(self, found: HeuristicConfig, done: int, seconds: float) -> Path:
         import torch

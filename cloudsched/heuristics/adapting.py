@@ -91,8 +91,8 @@ def _point(config: HeuristicConfig, names: Sequence[str]) -> NDArray[np.float64]
     low, high = np.array([RANGES[name] for name in names]).T
     own = (np.array([getattr(config, name) for name in names]) - low) / (high - low)
     rows = [list(RANGES).index(name) for name in ANSWERING]
-    answers = answers_table(config)[rows].ravel() / (2.0 * MOST) + 0.5
-    return np.asarray(np.clip(np.concatenate([own, answers]), 0.02, 0.98))
+    answers = answers_table(config)[rows] / (2.0 * _most()) + 0.5
+    return np.asarray(np.clip(np.concatenate([own, answers.ravel()]), 0.02, 0.98))
 
 
 def _config(
@@ -101,9 +101,15 @@ def _config(
     point = np.clip(point, 0.0, 1.0)
     low, high = np.array([RANGES[name] for name in names]).T
     own = low + (high - low) * point[: len(names)]
-    answers = (point[len(names) :].reshape(-1, len(SIGNALS)) - 0.5) * 2.0 * MOST
+    answers = (point[len(names) :].reshape(-1, len(SIGNALS)) - 0.5) * 2.0 * _most()
     changes: dict[str, Any] = dict(zip(names, own.round(4).tolist(), strict=True))
     changes["answers"] = {
         name: tuple(row.round(4).tolist()) for name, row in zip(ANSWERING, answers, strict=True)
     }
     return start.replace(**changes)
+
+
+def _most() -> NDArray[np.float64]:
+    """Return (answering numbers, 1) how far each may move for one signal."""
+    low, high = np.array([RANGES[name] for name in ANSWERING]).T
+    return np.asarray(MOST * (high - low)[:, None])

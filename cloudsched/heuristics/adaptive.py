@@ -123,7 +123,7 @@ def move_numbers(
                 move += answers[own, i, s] * signals[s]
             value = fixed[own, fields[i]]
             least, most = min(low[i], value), max(high[i], value)
-            out_numbers[e, fields[i]] = min(max(value + move * (high[i] - low[i]), least), most)
+            out_numbers[e, fields[i]] = min(max(value + move, least), most)
 
 
 @njit(inline="always")

@@ -130,8 +130,8 @@ class HeuristicConfig(Settings):
     """Servers rank by (full-load watts + this * idle watts) / CPU; low ones wake first."""
 
     answers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """How numbers follow the site: by name, the share of its range that a number moves when a
-    signal is one, for each of SIGNALS; empty for numbers that stay."""
+    """How numbers follow the site: by name, how far a number moves when a signal is one, for each
+    of SIGNALS, within its range; empty for numbers that stay."""
 
     def __post_init__(self) -> None:
         self._choice("sleep", SLEEP_CONTROLLERS)

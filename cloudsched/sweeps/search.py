@@ -16,6 +16,7 @@ Trials are judged by the return of their policy on train seeds, without explorat
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,6 +42,10 @@ MAX_FAILURES = 3
 Document = dict[str, Any]
 
 
+def _is_grid(value: Any) -> bool:
+    return isinstance(value, dict) and "grid_search" in value
+
+
 def make_tuner(
     *,
     algorithm: Any,
@@ -60,8 +65,11 @@ def make_tuner(
         scheduler: judges trials by `METRIC` at times counted in `TIME`.
         steps: decisions of the longest trial.
         reports: measurements of the longest trial.
+        num_trials: trials of each point of the grids in `search_space`.
         num_seeds: train seeds of a measurement.
     """
+    grids = [value["grid_search"] for value in search_space.values() if _is_grid(value)]
+    num_variants = math.prod(map(len, grids))
     return tune.Tuner(
         TrainingTrial,
         param_space={
@@ -87,7 +95,7 @@ def make_tuner(
             checkpoint_config=tune.CheckpointConfig(
                 checkpoint_frequency=1, num_to_keep=CHECKPOINTS_KEPT
             ),
-            callbacks=[ProgressLines(num_done=0, num_trials=num_trials)],
+            callbacks=[ProgressLines(num_done=0, num_trials=num_trials * num_variants)],
             verbose=0,
         ),
     )

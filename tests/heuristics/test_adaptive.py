@@ -54,7 +54,7 @@ def signals_of(row: Any, num_servers: int) -> list[float]:
 
 def test_numbers_move_with_the_signals_and_stay_in_their_range() -> None:
     seen = observation()
-    weights = {"headroom_constant": (0.1, -0.2, 0.3, 0.05, 0.0, 0.1), "hysteresis": (2.0,) * 6}
+    weights = {"headroom_constant": (0.1, -0.2, 0.3, 0.05, 0.0, 0.1), "hysteresis": (6.0,) * 6}
     moved = RuleNumbers([RULE.replace(answers=weights)], columns(2))(seen)
     plain = RuleNumbers([RULE], columns(2))(seen)[0]
     values = {name: set() for name in weights}
@@ -62,9 +62,7 @@ def test_numbers_move_with_the_signals_and_stay_in_their_range() -> None:
         signals = signals_of(seen["context"][e], seen["servers"].shape[1])
         for name, row in weights.items():
             low, high = RANGES[name]
-            want = plain[name] + (high - low) * sum(
-                w * s for w, s in zip(row, signals, strict=True)
-            )
+            want = plain[name] + sum(w * s for w, s in zip(row, signals, strict=True))
             assert record[name] == pytest.approx(min(max(want, low), high), rel=1e-4)
             values[name].add(float(record[name]))
         assert all(record[n] == plain[n] for n in moved.dtype.names if n not in weights)

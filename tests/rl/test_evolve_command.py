@@ -27,6 +27,15 @@ def test_evolve_writes_a_bundle_that_acts_as_the_rule_it_found(tmp_path, capsys)
     ours = evaluate(bundle.policy(scenario.config), scenario, range(4)).metrics["episode_return"]
     rule = HeuristicPolicy(scenario.config, bundle.network.prior)
     assert (ours == evaluate(rule, scenario, range(4)).metrics["episode_return"]).all()
+    # Going on with tiny steps ends near where it began.
+    again = tmp_path / "again"
+    words = ["--evaluations", "8", "--population", "8", "--episodes", "2", "--step", "0.001"]
+    assert main([*WORDS, *words, "--start", str(out), "--out", str(again)]) == 0
+    before, after = bundle.network.prior, load_bundle(again).network.prior
+    assert after is not None
+    assert after.order_wait == pytest.approx(before.order_wait, abs=0.1)
+    assert after.hold_laxity == pytest.approx(before.hold_laxity, abs=1.0)
+    assert after != before
 
 
 @pytest.mark.parametrize(

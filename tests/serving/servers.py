@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ import yaml
 
 from cloudsched.serving.backend import ServingSettings
 from cloudsched.serving.bare import BareApplication
+from cloudsched.serving.documentation import DECISION
 from cloudsched.serving.fast_path import FAST_PATH
 from cloudsched.serving.local import _private_ports
 
@@ -136,6 +138,30 @@ def processes(service: dict[str, Any], name: str) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, IndexError):
             continue
     return found
+
+
+def flood(port: int, token: str, *, num_callers: int, seconds: float) -> Counter[int]:
+    """Ask for decisions without pause, and return how often each status was the answer."""
+    statuses: Counter[int] = Counter()
+    without_advice: list[int] = []
+
+    def call() -> None:
+        caller = Client(port, token)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            status, _ = caller("POST", "/v1/decisions", DECISION)
+            statuses[status] += 1
+            if status == 503 and caller.headers.get("retry-after") != "1":
+                without_advice.append(status)
+        caller.close()
+
+    threads = [threading.Thread(target=call) for _ in range(num_callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert without_advice == []
+    return statuses
 
 
 def malformed(generator: random.Random, whole: bytes) -> bytes:

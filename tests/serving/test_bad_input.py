@@ -7,7 +7,6 @@ import json
 import os
 import random
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import psutil
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
-from servers import TOKEN, Client, bare_server, malformed, send_case
+from servers import TOKEN, Client, bare_server, flood, malformed, send_case
 
 from cloudsched.bench.load import generate, request_bytes
 from cloudsched.serving.documentation import DECISION, documentation_app
@@ -97,23 +96,7 @@ def test_overload_is_refused_cleanly_and_leaves_no_trace(tmp_path: Path) -> None
         generate(port, request, connections=4, seconds=0.5)  # warm
         before = generate(port, request, connections=4, seconds=1.0)
         assert before.num_failed == 0
-        statuses: Counter[int] = Counter()
-
-        def flood() -> None:
-            caller = Client(port)
-            end = time.monotonic() + 2.0
-            while time.monotonic() < end:
-                status, _ = caller("POST", "/v1/decisions", DECISION)
-                statuses[status] += 1
-                if status == 503:
-                    assert caller.headers["retry-after"] == "1"
-            caller.close()
-
-        threads = [threading.Thread(target=flood) for _ in range(40)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        statuses = flood(port, TOKEN, num_callers=40, seconds=2.0)
         assert set(statuses) <= {200, 503}
         assert statuses[200] > 0
         after = max(generate(port, request, connections=4, seconds=1.0).per_s for _ in range(3))

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from gymnasium.vector import AutoresetMode
 from hypothesis import HealthCheck, Phase, settings
-from servers import Client, malformed, processes, send_case, serve_process
+from servers import Client, flood, malformed, processes, send_case, serve_process
 
 from cloudsched.bench.load import generate, request_bytes
 from cloudsched.commands.policies import make_policy
@@ -331,23 +331,7 @@ def test_five_times_the_load_through_haproxy_is_refused_cleanly(
     request = request_bytes("/v1/decisions", json.dumps(DECISION).encode(), service["token"])
     before = generate(port, request, connections=8, seconds=1.0)
     assert before.num_failed == 0
-    statuses: Counter[int] = Counter()
-
-    def flood() -> None:
-        caller = Client(port, service["token"])
-        end = time.monotonic() + 3.0
-        while time.monotonic() < end:
-            status, _ = caller("POST", "/v1/decisions", DECISION)
-            statuses[status] += 1
-            if status == 503:
-                assert caller.headers["retry-after"] == "1"
-        caller.close()
-
-    threads = [threading.Thread(target=flood) for _ in range(5 * 2 * IN_FLIGHT)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    statuses = flood(port, service["token"], num_callers=5 * 2 * IN_FLIGHT, seconds=3.0)
     assert set(statuses) <= {200, 503}, statuses
     assert statuses[200] > 0
     after = [generate(port, request, connections=8, seconds=1.0) for _ in range(3)]
