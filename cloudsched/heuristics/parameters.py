@@ -24,8 +24,8 @@ log; wake_delay; surge: work of the last 5 ticks beyond that of 200; late: late 
 # Range that the search may use for each number.
 RANGES: dict[str, tuple[float, float]] = {
     "order_wait": (-6.0, 0.0),
-    "order_duration": (-1.0, 3.0),
-    "order_laxity": (0.0, 3.0),
+    "order_duration": (-1.0, 6.0),
+    "order_laxity": (0.0, 6.0),
     "order_size": (-50.0, 50.0),
     "scan_depth": (1.0, 8.0),
     "place_leftover": (-2.0, 2.0),
@@ -42,14 +42,14 @@ RANGES: dict[str, tuple[float, float]] = {
     "headroom_constant": (-6.0, 5.0),
     "headroom_root": (-2.0, 3.0),
     "headroom_queued": (0.0, 3.0),
-    "headroom_urgent": (0.0, 4.0),
+    "headroom_urgent": (0.0, 6.0),
     "urgent_ticks": (0.0, 15.0),
     "headroom_rate": (-1.0, 1.0),
     "headroom_trend": (-1.0, 2.0),
     "headroom_release": (-0.5, 3.0),
     "hysteresis": (0.0, 3.0),
     "min_idle_ticks": (0.0, 20.0),
-    "idle_bias": (-0.5, 6.0),
+    "idle_bias": (-0.5, 12.0),
 }
 
 NEVER_SLEEP, IDLE_TIMEOUT, UTILISATION_BAND, HEADROOM = range(len(SLEEP_CONTROLLERS))
