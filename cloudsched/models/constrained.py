@@ -60,7 +60,7 @@ class ConstrainedConfig(Settings):
     """Discount of a tick."""
     num_ticks: int = 5
     """Ticks until a decision's outcome is bootstrapped."""
-    temperature: float = 0.03
+    temperature: float = 0.015
     """Price of leaving the data: ticks of full power that one nat of divergence is worth."""
     reach: float = 2.0
     """Most nats that an action can gain or lose against the data."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import pyarrow as pa
 import ray.train
 import torch
 from numpy.typing import NDArray
-from ray.data import ExecutionOptions
+from ray.data import DataIterator, Dataset, ExecutionOptions
 from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, get_device, prepare_model
 from torch import Tensor
@@ -35,6 +35,7 @@ from cloudsched.models.networks import NetworkConfig, ObservationSizes
 from cloudsched.sim.fleet import build_fleet
 
 STATE, PROGRESS, RUN = "state.pt", "progress.jsonl", "ray"
+SLAB = 16  # batches that are fetched and shuffled together
 
 Batches = Callable[[], Iterator[Mapping[str, Tensor]]]
 """Begins a pass over the data."""
@@ -141,11 +142,7 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     size = config.batch_size // context.get_world_size()
 
     def batches() -> Iterator[Mapping[str, Tensor]]:
-        return iter(
-            shard.iter_torch_batches(
-                batch_size=size, prefetch_batches=2, drop_last=True, device=device
-            )
-        )
+        return iter_batches(shard, size, run.seed, device)
 
     position = Position()
     checkpoint = ray.train.get_checkpoint()
@@ -169,6 +166,26 @@ def train_worker(settings: Mapping[str, Any]) -> None:
 
     mean = mean_of_workers if context.get_world_size() > 1 else None
     learn(learner, batches, run, position, report, mean)
+
+
+def iter_batches(
+    data: DataIterator | Dataset, size: int, seed: int, device: torch.device | str
+) -> Generator[dict[str, Tensor]]:
+    """Yield the batches of a pass over the data, of `size` rows each; what is left over is dropped.
+
+    They are cut from slabs of many batches, shuffled once more. Ray Data's work for a batch is the
+    same whatever its size, and it holds the lock that the learner needs.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    slabs = data.iter_torch_batches(
+        batch_size=SLAB * size, prefetch_batches=1, drop_last=False, device=device
+    )
+    for slab in slabs:
+        count = len(slab["action"])
+        order = torch.randperm(count, generator=generator).to(device)
+        for first in range(0, count - size + 1, size):
+            rows = order[first : first + size]
+            yield {name: values[rows] for name, values in slab.items()}
 
 
 @dataclass
