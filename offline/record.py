@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cloudsched.bench.memory import PeakMemory
 from cloudsched.cli import run_script
 from cloudsched.commands.options import ScenarioOptions
 from cloudsched.commands.output import print_json, print_settings
@@ -84,12 +85,13 @@ class Record(ScenarioOptions):
                     flush=True,
                 )
 
-            manifest = record(
-                scenario, config, out, make_policy, report, provenance(), with_ray_data
-            )
-        self._print(manifest)
+            with PeakMemory() as memory:
+                manifest = record(
+                    scenario, config, out, make_policy, report, provenance(), with_ray_data
+                )
+        self._print(manifest, memory.peak_mb)
 
-    def _print(self, manifest: Manifest) -> None:
+    def _print(self, manifest: Manifest, peak_mb: float) -> None:
         if self.json:
             print_json(
                 {
@@ -97,6 +99,7 @@ class Record(ScenarioOptions):
                     "num_decisions": manifest.num_decisions,
                     "num_episodes": manifest.num_episodes,
                     "action_counts": dict(manifest.action_counts),
+                    "peak_memory_mb": round(peak_mb),
                 }
             )
             return
@@ -104,6 +107,8 @@ class Record(ScenarioOptions):
         print(
             f"{manifest.num_decisions:,} decisions ({counts}) of {manifest.num_episodes} episodes"
         )
+        if peak_mb:
+            print(f"{peak_mb:,.0f} MB of memory at the peak, Ray included")
         print(self.out)
 
 

@@ -52,7 +52,7 @@ class Budget(NamedTuple):
 BUDGETS = {
     "tiny": Budget(40, 40, 1, 4, (0.1,), {"episode_ticks": 400}),
     "small": Budget(400, OfflineRunConfig.num_steps, 3, None, (ConstrainedConfig.pessimism,), {}),
-    "full": Budget(2000, 4 * OfflineRunConfig.num_steps, 3, None, (0.0, 0.1, 1.0), {}),
+    "full": Budget(2000, OfflineRunConfig.num_steps, 3, None, (0.0, 0.1, 1.0), {}),
 }
 
 
@@ -72,7 +72,7 @@ class CmdpGrid:
 
     budget: str = "small"
     """tiny: to see it work; small: three training seeds of each limit, one pessimism; full: three
-    degrees of pessimism, on more data and for longer."""
+    degrees of pessimism, on more data."""
     workload: str = "diurnal"
     """What arrives, if a dataset is recorded (`cloudsched workloads` lists them)."""
     preset: str = "default"

@@ -30,7 +30,7 @@ from cloudsched.datasets.shard import MakePolicy
 from cloudsched.envs.scenario import Scenario
 from cloudsched.models.constrained import ConstrainedConfig, ConstrainedLearner
 from cloudsched.models.networks import NetworkConfig
-from cloudsched.rl.offline import build_model, reader
+from cloudsched.rl.offline import build_model, iter_batches, reader
 
 # d3rlpy and what it imports, apart from what this project brings itself.
 D3RLPY = (
@@ -173,9 +173,7 @@ def _fed_by_ray_data(
 
     def endless() -> Generator[dict[str, Tensor]]:
         while True:
-            yield from dataset.iter_torch_batches(
-                batch_size=config.batch_size, prefetch_batches=2, drop_last=True, device="cpu"
-            )
+            yield from iter_batches(dataset, config.batch_size, 0, "cpu")
 
     batches = endless()
     # Threads of Ray Data that outlive Ray take the process down with them.

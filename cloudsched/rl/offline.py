@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import pyarrow as pa
 import ray.train
 import torch
 from numpy.typing import NDArray
-from ray.data import ExecutionOptions
+from ray.data import DataIterator, Dataset, ExecutionOptions
 from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, get_device, prepare_model
 from torch import Tensor
@@ -35,6 +35,7 @@ from cloudsched.models.networks import NetworkConfig, ObservationSizes
 from cloudsched.sim.fleet import build_fleet
 
 STATE, PROGRESS, RUN = "state.pt", "progress.jsonl", "ray"
+SLAB = 16  # batches that are fetched and shuffled together
 
 Batches = Callable[[], Iterator[Mapping[str, Tensor]]]
 """Begins a pass over the data."""
@@ -141,11 +142,7 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     size = config.batch_size // context.get_world_size()
 
     def batches() -> Iterator[Mapping[str, Tensor]]:
-        return iter(
-            shard.iter_torch_batches(
-                batch_size=size, prefetch_batches=2, drop_last=True, device=device
-            )
-        )
+        return iter_batches(shard, size, run.seed, device)
 
     position = Position()
     checkpoint = ray.train.get_checkpoint()
@@ -169,6 +166,26 @@ def train_worker(settings: Mapping[str, Any]) -> None:
 
     mean = mean_of_workers if context.get_world_size() > 1 else None
     learn(learner, batches, run, position, report, mean)
+
+
+def iter_batches(
+    data: DataIterator | Dataset, size: int, seed: int, device: torch.device | str
+) -> Generator[dict[str, Tensor]]:
+    """Yield the batches of a pass over the data, of `size` rows each; what is left over is dropped.
+
+    They are cut from slabs of many batches, shuffled once more. Ray Data's work for a batch is the
+    same whatever its size, and it holds the lock that the learner needs.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    slabs = data.iter_torch_batches(
+        batch_size=SLAB * size, prefetch_batches=1, drop_last=False, device=device
+    )
+    for slab in slabs:
+        count = len(slab["action"])
+        order = torch.randperm(count, generator=generator).to(device)
+        for first in range(0, count - size + 1, size):
+            rows = order[first : first + size]
+            yield {name: values[rows] for name, values in slab.items()}
 
 
 @dataclass
@@ -246,14 +263,14 @@ def build_critic(dataset: Path, config: ConstrainedConfig, seed: int) -> Constra
 def best_author(dataset: Path, manifest: Manifest, config: ConstrainedConfig) -> str:
     """Return the logged policy to learn from: the one that came nearest to what is wanted.
 
-    That is who drew the least power beyond its use of CPU among those that kept the limit, as
+    That is who drew the least power at equal use of CPU among those that kept the limit, as
     logged; if none did, who had the fewest violations.
     """
     outcomes = logged_outcomes(dataset, manifest)
     limit = config.constraint.limit
     able = [name for name, outcome in outcomes.items() if outcome.violation_rate <= limit]
     if able:
-        return min(able, key=lambda name: outcomes[name].excess)
+        return min(able, key=lambda name: outcomes[name].fair_power)
     return min(outcomes, key=lambda name: outcomes[name].violation_rate)
 
 
@@ -262,14 +279,19 @@ class Outcome(NamedTuple):
 
     power: float  # share of full power
     excess: float  # the same, without the share of CPU in use
+    fair_power: float  # what it would be at the mean use of CPU of all episodes
     violation_rate: float
 
 
 def logged_outcomes(dataset: Path, manifest: Manifest) -> dict[str, Outcome]:
-    """Return what each author came to, in those of its episodes that had the least randomness."""
+    """Return what each author came to, in those of its episodes that had the least randomness.
+
+    No two episodes have the same arrivals, and some authors met with more work than others. What
+    more work draws is the same slope for all; it is measured within authors.
+    """
     episodes = read_episodes(dataset)
     behaviour = episodes["behaviour"].to_numpy()
-    found = {}
+    purest: dict[str, NDArray[np.bool_]] = {}
     for author in manifest.authors:
         own = [
             i
@@ -277,26 +299,41 @@ def logged_outcomes(dataset: Path, manifest: Manifest) -> dict[str, Outcome]:
             if b.policy == author and (behaviour == i).any()
         ]
         if own:
-            purest = min(own, key=lambda i: manifest.behaviours[i].epsilon)
-            found[author] = _outcome(episodes, manifest, behaviour == purest)
-    return found
+            purest[author] = behaviour == min(own, key=lambda i: manifest.behaviours[i].epsilon)
+    use, power_w = (episodes[name].to_numpy() for name in ("utilisation", "mean_power_w"))
+    groups = [(use[is_in], power_w[is_in]) for is_in in purest.values()]
+    slope_w = within_slope(groups)
+    return {
+        author: _outcome(episodes, manifest, is_in, slope_w) for author, is_in in purest.items()
+    }
+
+
+def within_slope(groups: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:
+    """Return the slope of y over x that fits all groups best, each with a level of its own."""
+    apart = [(x - x.mean(), y - y.mean()) for x, y in groups]
+    spread = sum(float(x @ x) for x, _ in apart)
+    return sum(float(x @ y) for x, y in apart) / spread if spread > 0.0 else 0.0
 
 
 def _mean_outcome(dataset: Path, manifest: Manifest) -> Outcome:
     episodes = read_episodes(dataset)
-    return _outcome(episodes, manifest, np.ones(len(episodes), np.bool_))
+    return _outcome(episodes, manifest, np.ones(len(episodes), np.bool_), slope_w=0.0)
 
 
-def _outcome(episodes: pa.Table, manifest: Manifest, is_in: NDArray[np.bool_]) -> Outcome:
+def _outcome(
+    episodes: pa.Table, manifest: Manifest, is_in: NDArray[np.bool_], slope_w: float
+) -> Outcome:
     column = {
         name: episodes[name].to_numpy()[is_in]
         for name in ("mean_power_w", "utilisation", "violations", "arrived")
     }
     full_power_w = float(build_fleet(manifest.scenario.config.fleet).max_w.sum())
-    power = float(column["mean_power_w"].mean()) / full_power_w
+    power, use = float(column["mean_power_w"].mean()) / full_power_w, column["utilisation"].mean()
+    more_use = float(use - episodes["utilisation"].to_numpy().mean())
     return Outcome(
         power=power,
-        excess=power - float(column["utilisation"].mean()),
+        excess=power - float(use),
+        fair_power=power - slope_w * more_use / full_power_w,
         violation_rate=float(column["violations"].sum()) / max(1.0, float(column["arrived"].sum())),
     )
 

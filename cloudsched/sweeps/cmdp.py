@@ -32,6 +32,7 @@ from cloudsched.rl.offline import (
     Position,
     build_model,
     config_from_dict,
+    iter_batches,
     learn,
     reader,
 )
@@ -124,11 +125,7 @@ def run_trial(config: Mapping[str, Any]) -> None:
     data = reader(dataset, manifest, learning, run.seed).dataset()
 
     def batches() -> Iterator[Mapping[str, Tensor]]:
-        return iter(
-            data.iter_torch_batches(
-                batch_size=learning.batch_size, prefetch_batches=2, drop_last=True
-            )
-        )
+        return iter_batches(data, learning.batch_size, run.seed, "cpu")
 
     def report(metrics: dict[str, float], _state: dict[str, Any] | None) -> None:
         tune.report(metrics)

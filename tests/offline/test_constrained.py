@@ -18,6 +18,8 @@ from cloudsched.models.constrained import (
     ConstrainedModel,
     constrained_target,
     cost_pessimism,
+    kind_weights,
+    kinds,
 )
 from cloudsched.models.heads import POLICY, PRIOR, Heads, build_heads
 from cloudsched.models.lagrange import LagrangeConfig, LagrangeMultiplier
@@ -226,6 +228,63 @@ def test_what_was_drawn_at_random_does_not_count_as_what_anyone_meant():
         learner.step(batch)
     prior = torch.softmax(model.heads({k: batch[k] for k in OBSERVATION}).prior_BA, dim=1)
     assert prior[:, 1].mean().item() == pytest.approx(0.9 / 0.95, abs=0.03)
+
+
+def test_every_action_has_its_kind(observation):
+    cluster, tensors = observation
+    kind = kinds(tensors)
+    asleep = tensors["servers"][:, :, columns(cluster.num_resources).is_asleep]
+    num_pairs = cluster.visible_jobs * cluster.num_servers
+    for row, states in zip(kind.tolist(), asleep.tolist(), strict=True):
+        toggles = [1 if state else 2 for state in states]
+        assert row == [0] * num_pairs + toggles + [3]
+    assert {1, 2} <= set(kind[:, num_pairs:-1].flatten().tolist())
+    awake = {**tensors, "action_mask": tensors["action_mask"][:, : num_pairs + 1]}
+    assert kinds(awake).tolist() == [[0] * num_pairs + [3]] * len(asleep)
+
+
+def test_rare_kinds_of_action_count_more_and_a_decision_counts_one_on_average():
+    share = torch.tensor([0.81, 0.0004, 0.0096, 0.18])
+    weight = kind_weights(share)
+    assert (weight * share).sum().item() == pytest.approx(1.0)
+    assert (weight[1] / weight[0]).item() == pytest.approx(math.sqrt(0.81 / 0.0004), rel=1e-4)
+    assert kind_weights(torch.tensor([0.9, 0.0, 0.0, 0.1])).isfinite().all()
+
+
+def test_imitation_agrees_with_a_scalar_loop_in_which_rare_kinds_count_more(observation):
+    cluster, tensors = observation
+    config = ConstrainedConfig(network=NetworkConfig(kind="flat", **SMALL))
+    torch.manual_seed(0)
+    model = ConstrainedModel(ObservationSizes.of(cluster), config)
+    for parameter in model.heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    share = torch.tensor([0.7, 0.01, 0.04, 0.25])
+    model.hear(torch.ones(4), share)
+    is_legal = tensors["action_mask"] != 0
+    count = len(is_legal)
+    action = torch.multinomial(is_legal.float(), 1).squeeze(1)
+    meant = torch.rand(count)
+    batch = {
+        **tensors,
+        **{f"next_{name}": values for name, values in tensors.items()},
+        "action": action,
+        "behaviour_probability": meant,
+        "reward": torch.zeros(count),
+        "cost": torch.zeros(count),
+        "discount": torch.full((count,), config.gamma),
+    }
+    loss = model(batch, torch.tensor(1.0), config)
+    found = torch.log_softmax(model.heads(tensors).prior_BA, dim=1)
+    mean = sum(math.sqrt(part) for part in share.tolist())
+    total, seen = 0.0, [0.0] * 4
+    for i in range(count):
+        kind = int(kinds(tensors)[i, action[i]])
+        weight = 1.0 / math.sqrt(share[kind].item()) / mean
+        total -= meant[i].item() * weight * found[i, action[i]].item()
+        seen[kind] += meant[i].item()
+    assert len({kind for kind in range(4) if seen[kind]}) > 2
+    assert loss.prior.item() == pytest.approx(total / count, rel=1e-4)
+    assert loss.share_4.tolist() == pytest.approx([part / meant.sum().item() for part in seen])
 
 
 def test_a_continued_run_has_the_weights_of_one_that_never_stopped():
