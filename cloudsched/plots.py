@@ -98,7 +98,7 @@ def fronts(curves: Mapping[str, Sequence[Evaluation]]) -> Figure:
     first = next(iter(curves.values()))[0]
     axes.set_xlabel("SLA violations, % of jobs")
     axes.set_ylabel("mean power, W")
-    axes.set_title(_title(first))
+    axes.set_title(_title(first, what="mean"))
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
@@ -337,10 +337,10 @@ def _draw_legend(figure: Figure, points: Sequence[Point], *, left: float, column
     )
 
 
-def _title(evaluation: Evaluation) -> str:
+def _title(evaluation: Evaluation, what: str = "mean and 95 % interval") -> str:
     scenario = evaluation.scenario
     changes = ", changed" if scenario.settings or scenario.workload_options else ""
     return (
         f"{scenario.workload} at load {scenario.load:g}, preset {scenario.preset}{changes}: "
-        f"mean and 95 % interval over {len(evaluation.seeds)} seeds"
+        f"{what} over {len(evaluation.seeds)} seeds"
     )
