@@ -8,7 +8,9 @@ over the ticks to come, of which the nearest count most.
 - **Weighted importance sampling** reweights episodes by how much likelier the policy was to do what
   was done. It needs no model, and says nothing once no episode is left that the policy would have
   followed.
-- **Doubly robust** starts from the critic's value and adds its reweighted errors along episodes.
+- **Doubly robust** starts from the critic's value and adds its reweighted errors along episodes. A
+  tick counts as one action. The policy is deterministic, so the value of a tick that it would have
+  decided just so is the value of its first observation; no other ticks have weight.
 """
 
 from __future__ import annotations
@@ -74,12 +76,12 @@ def fitted_q(ticks: Ticks, gamma: float) -> dict[str, Estimate]:
     of a tick is known; it counts 1 / (1 - gamma) times. The interval covers the value with and
     without that correction, and the correction's sampling error.
     """
-    counts_DG = _resamples(len(ticks.start_G2))
+    counts_DG = _resamples(len(ticks.value_GT2))
     weight_G = (ticks.ratio_GT * ticks.is_tick_GT).sum(axis=1)
     error_G2 = (ticks.residual_GT2 * ticks.is_tick_GT[:, :, None]).sum(axis=1)
     total_D1 = np.maximum(counts_DG @ weight_G, 1e-12)[:, None]
     drift_D2 = counts_DG @ error_G2 / total_D1 / (1.0 - gamma)
-    start_D2 = counts_DG @ ticks.start_G2 / counts_DG.sum(axis=1, keepdims=True)
+    start_D2 = counts_DG @ ticks.value_GT2[:, 0] / counts_DG.sum(axis=1, keepdims=True)
     low_2, high_2 = _ends(start_D2 + drift_D2)
     drift_2 = drift_D2[0]
     low_2, high_2 = np.minimum(low_2, low_2 - drift_2), np.maximum(high_2, high_2 - drift_2)
@@ -93,12 +95,18 @@ def importance(ticks: Ticks, weight_GT: Floats, gamma: float) -> dict[str, Estim
 
 
 def doubly_robust(ticks: Ticks, weight_GT: Floats, gamma: float) -> dict[str, Estimate]:
-    """Return the critic's value plus its reweighted errors along episodes."""
+    """Return the critic's value plus its reweighted errors along episodes.
+
+    Tick by tick, that is what it brought beyond the critic's value, over those who decided as the
+    policy up to its end, plus that value over those who did up to its beginning. Each mean has its
+    own sum of weights: logged policies that never do what the policy would do lose weight without
+    others gaining it, so weights do not add up to the number of episodes.
+    """
     counts_DG = _resamples(len(weight_GT))
     before_GT = np.concatenate([np.ones((len(weight_GT), 1)), weight_GT[:, :-1]], axis=1)
-    start_D2 = counts_DG @ ticks.start_G2 / counts_DG.sum(axis=1, keepdims=True)
-    errors_D2 = _weighted_sums(counts_DG, before_GT, ticks.residual_GT2, gamma)
-    return _estimated(start_D2 + errors_D2)
+    beyond_D2 = _weighted_sums(counts_DG, weight_GT, ticks.outcome_GT2 - ticks.value_GT2, gamma)
+    expected_D2 = _weighted_sums(counts_DG, before_GT, ticks.value_GT2, gamma)
+    return _estimated(beyond_D2 + expected_D2)
 
 
 def _weighted_sums(counts_DG: Floats, weight_GT: Floats, value_GT2: Floats, gamma: float) -> Floats:

@@ -39,8 +39,8 @@ class Ticks:
     """How much likelier the policy was to decide as it was done, over the decisions of a tick."""
     residual_GT2: Floats
     """What a tick brought beyond the critic's expectation, weighted within the tick."""
-    start_G2: Floats
-    """The critic's values of the first observation."""
+    value_GT2: Floats
+    """The critic's values of the first observation of a tick."""
     is_tick_GT: NDArray[np.bool_]
     """Where there is a tick."""
     episode_G: NDArray[np.int64]
@@ -62,9 +62,8 @@ def read_ticks(
     """
     num_ticks = min(max_ticks, manifest.scenario.config.episode_ticks)
     shape = (manifest.num_episodes, num_ticks)
-    outcome, residual = np.zeros((*shape, 2)), np.zeros((*shape, 2))
+    outcome, residual, value = (np.zeros((*shape, 2)) for _ in range(3))
     ratio, is_tick = np.ones(shape), np.zeros(shape, np.bool_)
-    start = np.zeros((manifest.num_episodes, 2))
     tick = np.zeros(manifest.num_episodes, np.int64)  # of each episode, so far
     running = np.ones(manifest.num_episodes)  # product of ratios within its tick
     for rows in _row_groups(folder, manifest):
@@ -73,22 +72,22 @@ def read_ticks(
             continue
         rows = {name: values[is_early] for name, values in rows.items()}
         view = _View(rows, manifest, policy, critic, gamma)
-        begins = view.step == 0
-        start[view.episode[begins]] = view.own_values[begins]
         gather_ticks(
             view.episode,
             view.elapsed,
             view.ratio,
             view.outcome,
             view.residual,
+            view.own_values,
             tick,
             running,
             outcome,
             ratio,
             residual,
+            value,
             is_tick,
         )
-    return Ticks(outcome, ratio, residual, start, is_tick, np.arange(manifest.num_episodes))
+    return Ticks(outcome, ratio, residual, value, is_tick, np.arange(manifest.num_episodes))
 
 
 class _View:
@@ -135,11 +134,13 @@ def gather_ticks(
     row_ratio: Floats,
     row_outcome: Floats,
     row_residual: Floats,
+    row_value: Floats,
     tick: NDArray[np.int64],
     running: Floats,
     out_outcome: Floats,
     out_ratio: Floats,
     out_residual: Floats,
+    out_value: Floats,
     out_is_tick: NDArray[np.bool_],
 ) -> None:
     """Add rows, in the order of the contract, to the ticks of their episodes.
@@ -155,7 +156,9 @@ def gather_ticks(
         if t < num_ticks:
             running[e] *= row_ratio[i]
             out_ratio[e, t] = running[e]
-            out_is_tick[e, t] = True
+            if not out_is_tick[e, t]:
+                out_is_tick[e, t] = True
+                out_value[e, t] = row_value[i]
             for k in range(2):
                 out_outcome[e, t, k] += row_outcome[i, k]
                 out_residual[e, t, k] += running[e] * row_residual[i, k]
