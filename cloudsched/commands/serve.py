@@ -97,15 +97,19 @@ class Serve:
         print(f"policy: {settings.policy}", file=sys.stderr)
         print("starting Ray and Serve ...", file=sys.stderr, flush=True)
         ended = threading.Event()
-        # Ctrl-C and a supervisor's TERM both drain; a second Ctrl-C does not wait.
-        previous = {
-            number: signal.signal(number, lambda *_: ended.set())
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+
+        def listen() -> dict[Any, Any]:
+            """Let Ctrl-C and a supervisor's TERM drain; return the handlers before."""
+            numbers = (signal.SIGINT, signal.SIGTERM)
+            return {number: signal.signal(number, lambda *_: ended.set()) for number in numbers}
+
+        previous = listen()
         try:
             with local_service(settings, local) as endpoint:
+                listen()  # again: Ray puts a handler of its own in its place, which aborts
                 self._announce(endpoint, settings.token)
                 ended.wait()
+                # From here on a second Ctrl-C does not wait.
                 for number, handler in previous.items():
                     signal.signal(number, handler)
                 print("draining ...", file=sys.stderr, flush=True)

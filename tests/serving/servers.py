@@ -121,11 +121,13 @@ def serve_process(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(60)
+            process.wait(120)
         finally:
             process.kill()
             process.stdout.close()
             process.wait()
+    log = (folder / "serve.err").read_text()
+    assert (process.returncode, "draining" in log) == (0, True), log[-3000:]
 
 
 def processes(service: dict[str, Any], name: str) -> list[psutil.Process]:
