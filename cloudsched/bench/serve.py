@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,6 @@ TOKEN = "bench"
 MIDDAY = 300  # the tick at which states are taken
 OURS, OURS_SCALED, BARE, PROXY = "haproxy", "haproxy_two_replicas", "bare_uvicorn", "default_proxy"
 REPLICAS = {OURS: 1, OURS_SCALED: 2, BARE: 1, PROXY: 2}
-
-SKIPPED = ((PROXY, "batch"),)
 
 Report = Callable[[str], None]
 Figure = tuple[str, str, str]
@@ -78,9 +75,9 @@ def run(config: ServeBenchConfig, report: Report) -> dict[str, Any]:
     """Measure all contenders, in turns.
 
     Returns:
-        `requests_per_s`, `latency_ms` (percentiles by contender and connections), `ratios` with
-        their spread in `ratios_from_to`,
-        `batch_decisions_per_s`, `grpc`, `model_ms` by number of servers, and the settings.
+        `requests_per_s`, `latency_ms` (percentiles by contender and case), `ratios` with their
+        spread in `ratios_from_to`, `batch_decisions_per_s`, `model_ms` by number of servers, and
+        the settings.
     """
     with tempfile.TemporaryDirectory(prefix="cloudsched-bench-") as name, ExitStack() as stack:
         folder = Path(name)
@@ -93,28 +90,24 @@ def run(config: ServeBenchConfig, report: Report) -> dict[str, Any]:
         for contender in config.contenders:
             report(f"starting {contender}")
             ports[contender] = stack.enter_context(_running(contender, policy, folder))
+        # What is compared is measured one after the other: the machine's speed drifts.
+        turns = (
+            ("c1", "/v1/decisions", single, 1),
+            ("grpc_c1", "", grpc_file, 1),
+            ("c16", "/v1/decisions", single, 16),
+            ("grpc_c16", "", grpc_file, 16),
+            ("batch", "/v1/decisions/batch", batch, 4),
+        )
         cases: dict[str, list[dict[str, float]]] = {}
         for number in range(config.rounds):
             for contender, (port, grpc) in ports.items():
-
-                def http(path: str, body: Path, connections: int, port: int = port) -> Any:
-                    return _measure(port, path, body, connections, config.seconds)
-
-                def rpc(connections: int, address: str = grpc) -> Any:
-                    return _measure_grpc(address, grpc_file, connections, config.seconds)
-
-                # What is compared is measured one after the other: the machine's speed drifts.
-                turns: dict[str, Callable[[], Any]] = {
-                    "c1": partial(http, "/v1/decisions", single, 1),
-                    "grpc_c1": partial(rpc, 1),
-                    "c16": partial(http, "/v1/decisions", single, 16),
-                    "grpc_c16": partial(rpc, 16),
-                    "batch": partial(http, "/v1/decisions/batch", batch, 4),
-                }
-                for case, measure in turns.items():
-                    if (case.startswith("grpc") and not grpc) or (contender, case) in SKIPPED:
+                for case, path, body, connections in turns:
+                    if (contender, case) == (PROXY, "batch") or not (path or grpc):
                         continue
-                    seen = measure()
+                    if path:
+                        seen = _measure(port, path, body, connections, config.seconds)
+                    else:
+                        seen = _measure_grpc(grpc, body, connections, config.seconds)
                     cases.setdefault(f"{contender}/{case}", []).append(seen)
                     report(
                         f"{number + 1}/{config.rounds} {contender} {case}: "
