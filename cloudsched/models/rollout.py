@@ -40,8 +40,11 @@ class RolloutCollector:
 
     Rewards are multiplied by `1 - gamma`, so that values are mean rewards a tick. They are of order
     one where all goes well and a hundred times that in a cluster full of late jobs, so critics
-    speak in `symlog` of the value, and advantages come in the same unit: divided by one plus the
-    value's size. Otherwise a few overloaded clusters decide what is learned for all.
+    speak in `symlog` of the value (nearly itself around zero, its logarithm far away), and
+    advantages come in the same unit: divided by one plus the value's size. Otherwise a few
+    overloaded clusters decide what is learned for all. A critic should say what it said plus that
+    advantage, not `symlog` of the sum: the mean of logarithms makes little of rare disasters, and a
+    policy that believes it keeps too few servers awake.
 
     Args:
         env: with `copy=False` and same-step autoreset.
@@ -172,7 +175,7 @@ class RolloutCollector:
         self._fill_next_values(value, network, last_observations, next_value)
         advantage = out_advantage.numpy()
         self._fill_advantages(reward, value, next_value, advantage)
-        out_target.copy_(torch.from_numpy(symlog(value + advantage)))
+        out_target.copy_(said + torch.from_numpy(advantage / (1.0 + np.abs(value))))
         if self.group_size > 1:
             calm = reward - self._shared_luck(reward, value, next_value)
             self._fill_advantages(calm, value, next_value, advantage)
@@ -230,13 +233,11 @@ class RolloutCollector:
         return np.power(self.gamma, self._elapsed, dtype=np.float32)
 
 
-def symlog(x: FloatArray) -> FloatArray:
-    """Return the logarithm of one plus the size, with the sign: nearly x itself around zero."""
-    return np.asarray(np.sign(x) * np.log1p(np.abs(x)))
-
-
 def symexp(x: FloatArray) -> FloatArray:
-    """Return what `symlog` came from; what a critic says beyond e**12 is taken for that."""
+    """Return what `symlog`, the signed logarithm of one plus the size, makes x of.
+
+    What a critic says beyond 12 is taken for 12.
+    """
     return np.asarray(np.sign(x) * np.expm1(np.minimum(np.abs(x), np.float32(12.0))))
 
 

@@ -57,14 +57,30 @@ def test_columns_agree_with_a_plain_loop_over_the_environment():
         want = advantage / (1.0 + np.abs(value))
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
         target = columns.value_target.view(100, 3)[t].numpy()
-        real = np.sign(target) * (np.exp(np.abs(target)) - 1.0)
-        np.testing.assert_allclose(real, advantage + value, rtol=1e-3, atol=1e-3)
+        said = columns.value.view(100, 3)[t].numpy()
+        np.testing.assert_allclose(target, said + want, rtol=1e-3, atol=1e-3)
     assert len(collected.finished) == sum(step[4].sum() for step in steps)
 
 
 def value_of(network, observation):
     said = network({k: torch.from_numpy(v) for k, v in observation.items()})[1].numpy()
     return np.sign(said) * (np.exp(np.abs(said)) - 1.0)
+
+
+def test_a_critic_settles_on_the_mean_not_on_the_mean_of_logarithms():
+    env = training_env(512, settings=SETTINGS)
+    one = RolloutCollector(env, num_steps=1, gamma=0.9, lambda_=0.8)
+    one.reset(list(range(512)))
+    one._elapsed[:] = 10_000  # what follows is far away, so the value is the mean reward
+    said = torch.tensor(0.0)
+    lottery = np.random.default_rng(0)
+    for _ in range(400):
+        rewards = np.where(lottery.random((1, 512)) < 0.02, -1000.0, -1.0).astype(np.float32)
+        advantage, target = torch.zeros(1, 512), torch.zeros(1, 512)
+        one._judge(Waiter(), rewards, said.expand(1, 512).clone(), [], advantage, target)
+        said = said + 0.05 * (target.mean() - said)
+    value = float(torch.sign(said) * torch.expm1(said.abs()))
+    assert -25.0 < value < -17.0  # -20.98; the mean of logarithms would say -1.27
 
 
 def test_every_action_of_a_rollout_was_legal():
