@@ -24,6 +24,6 @@ def build() -> ClusterDQNConfig:
     config = ClusterDQNConfig()
     config.environment(env_config={"preset": "default", "workload": "poisson", "load": 0.5})
     config.rl_module(model_config={"network": {"kind": "set"}})
-    config.training(lr=[[0, 1e-3], [400_000, 1e-4]])
+    config.training(lr=[[0, 1e-3], [300_000, 3.25e-4]])  # stretched to the steps of a run
     config.debugging(seed=0)
     return config

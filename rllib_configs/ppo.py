@@ -23,6 +23,12 @@ def build() -> ClusterPPOConfig:
     config = ClusterPPOConfig()
     config.environment(env_config={"preset": "default", "workload": "poisson", "load": 0.5})
     config.rl_module(model_config={"network": {"kind": "set"}})
-    config.training(lr=1e-3, entropy_coeff=[[0, 0.003], [1_200_000, 0.0]])
+    config.training(
+        # Violations come up to thirty ticks after what caused them: at 0.99 a tick they count for a
+        # quarter less than the power saved by it, and the policy keeps too few servers awake.
+        gamma=0.995,
+        lr=[[0, 1e-3], [600_000, 1e-3], [2_000_000, 3e-5]],  # stretched to the steps of a run
+        entropy_coeff=[[0, 0.003], [1_200_000, 0.0]],
+    )
     config.debugging(seed=0)
     return config

@@ -12,6 +12,7 @@ from cloudsched.commands.output import console, print_json
 from cloudsched.commands.train import load_config
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
+from cloudsched.rl.training import fit_schedules
 from cloudsched.sweeps import search
 from cloudsched.sweeps.cluster import check_shared, connected, output_folder, quiet
 from cloudsched.sweeps.specs import config_digest
@@ -93,6 +94,7 @@ class Search(ABC):
         _ = scenario.config  # checks the names and values
         config.environment(env_config=scenario.to_dict())
         config.learners(num_gpus_per_learner=self.gpus)
+        fit_schedules(config, self.steps)
         return config
 
     def make_tuner(self, search_space: dict[str, Any], scheduler: Any) -> Any:

@@ -42,7 +42,7 @@ class Train:
     out: Path = field(default_factory=lambda: Path("runs/train"))
     """Folder for bundle, checkpoint, resolved config and progress.csv."""
     steps: int = 2_000_000
-    """Decisions to train for, those before a resume included."""
+    """Decisions to train for, those before a resume included; schedules end there."""
     minutes: float | None = None
     """Stop after so many minutes, if that is sooner."""
     evaluate_every: int = 10
@@ -77,10 +77,15 @@ class Train:
         )
         if self.seed is not None:
             config.debugging(seed=self.seed)
-        if self.hyperparameters is not None:
-            from cloudsched.rl.training import apply_hyperparameters, read_hyperparameters
+        from cloudsched.rl.training import (
+            apply_hyperparameters,
+            fit_schedules,
+            read_hyperparameters,
+        )
 
+        if self.hyperparameters is not None:
             apply_hyperparameters(config, read_hyperparameters(self.hyperparameters))
+        fit_schedules(config, self.steps)
         if self.start is not None:
             start_from(config, self.start)
         import ray

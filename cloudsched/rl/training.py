@@ -197,3 +197,20 @@ def apply_hyperparameters(config: Any, values: Mapping[str, Any]) -> None:
     settings = {**config.model_config.get("network", {}), **values.get("network", {})}
     NetworkConfig.from_dict(settings)  # refuses unknown names
     config.rl_module(model_config={**config.model_config, "network": settings})
+
+
+def fit_schedules(config: Any, steps: int) -> None:
+    """Stretch or shrink the schedules of a config so that they end when training does."""
+    schedules = {
+        name: getattr(config, name)
+        for name in ("lr", "entropy_coeff")
+        if isinstance(getattr(config, name, None), list | tuple)
+    }
+    if schedules:
+        factor = steps / max(points[-1][0] for points in schedules.values())
+        config.training(
+            **{
+                name: [[round(time * factor), value] for time, value in points]
+                for name, points in schedules.items()
+            }
+        )

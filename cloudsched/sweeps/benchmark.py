@@ -19,7 +19,7 @@ from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import CloudschedError, ConfigError
 from cloudsched.heuristics.catalog import load_heuristic, tuned_names
 from cloudsched.registry import Registry
-from cloudsched.rl.training import CHECKPOINT, STATE
+from cloudsched.rl.training import CHECKPOINT, STATE, fit_schedules
 from cloudsched.sweeps.progress import ProgressLines
 from cloudsched.sweeps.specs import Outcome, TrialSpec, config_digest, read_outcome
 from cloudsched.sweeps.trials import BenchmarkTrial
@@ -156,6 +156,7 @@ def plan(
                 config = learner.copy(copy_frozen=False)
                 _move(config, scenario)
                 config.debugging(seed=seed)
+                fit_schedules(config, budget.steps)
                 spec = TrialSpec(
                     policy=policy,
                     scenario=scenario,

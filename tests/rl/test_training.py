@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from cloudsched.bundle import load_bundle
+from cloudsched.rl.algorithms.ppo import ClusterPPOConfig
+from cloudsched.rl.training import fit_schedules
 
 pytestmark = pytest.mark.ray
 
@@ -73,3 +75,17 @@ def test_training_is_interrupted_resumed_and_ends_in_a_bundle(tmp_path: Path) ->
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         *("bundle", "checkpoint", "config.json", "progress.csv")
     }
+
+
+def test_schedules_end_with_the_training():
+    config = ClusterPPOConfig()
+    config.training(
+        lr=[[0, 1e-3], [600, 1e-3], [2_000, 1e-5]], entropy_coeff=[[0, 0.1], [1_000, 0.0]]
+    )
+    fit_schedules(config, 500)
+    assert config.lr == [[0, 1e-3], [150, 1e-3], [500, 1e-5]]
+    assert config.entropy_coeff == [[0, 0.1], [250, 0.0]]
+    constant = ClusterPPOConfig()
+    constant.training(lr=1e-3)
+    fit_schedules(constant, 500)
+    assert constant.lr == 1e-3

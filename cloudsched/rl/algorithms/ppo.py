@@ -34,6 +34,7 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
         self.advantage_scaling = "running"
         self.target_kl: float | None = None
         self.entropy_penalty = 0.0
+        self.critic_first = 0
         self.arrival_group_size = 4
         self.initial_weights: str | None = None
         self.environment(ENV_ID)
@@ -66,6 +67,7 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
         advantage_scaling: str = NotProvided,
         target_kl: float | None = NotProvided,
         entropy_penalty: float = NotProvided,
+        critic_first: int = NotProvided,
         arrival_group_size: int = NotProvided,
         initial_weights: str | None = NotProvided,
         **kwargs: Any,
@@ -81,6 +83,9 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
                 policy that draws may learn to wake a server every other time; without the draws
                 it then never does. The penalty makes it decide, so that what is trained is what
                 acts in the end.
+            critic_first: decisions after which the policy begins to learn; until then only the
+                critic does. A policy that starts as a good one is spoilt by a critic that knows
+                nothing yet.
             arrival_group_size: clusters of a runner that see the same arrivals, so that the luck
                 which they share can be taken out of advantages; 1 for none.
             initial_weights: safetensors file with the weights to start from, of a cloned network
@@ -99,6 +104,8 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
             self.target_kl = target_kl
         if entropy_penalty is not NotProvided:
             self.entropy_penalty = entropy_penalty
+        if critic_first is not NotProvided:
+            self.critic_first = critic_first
         if arrival_group_size is not NotProvided:
             self.arrival_group_size = arrival_group_size
         if initial_weights is not NotProvided:

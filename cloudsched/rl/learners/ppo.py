@@ -13,6 +13,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.policy.sample_batch import MultiAgentBatch
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from torch import Tensor
 
 from cloudsched.models.losses import PPOLoss
@@ -71,16 +72,25 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
         self._check_is_built()
         self.before_gradient_based_update(timesteps=timesteps or {})
         self._weights_seq_no += 1
+        sampled = (timesteps or {}).get(NUM_ENV_STEPS_SAMPLED_LIFETIME, math.inf)
         for module_id, columns in data.batch.policy_batches.items():
             if self.should_module_be_updated(module_id, data.batch):
                 tensors = as_tensors(dict(columns), self._device)
-                self._update_module(module_id, tensors, num_epochs, minibatch_size)
+                is_critic_alone = sampled <= self.config.critic_first
+                self._update_module(
+                    module_id, tensors, num_epochs, minibatch_size, is_critic_alone
+                )
         self._log_steps_trained_metrics(data.batch)
         self.after_gradient_based_update(timesteps=timesteps or {})
         return self.metrics.reduce()
 
     def _update_module(
-        self, module_id: str, columns: Batch, num_epochs: int, minibatch_size: int | None
+        self,
+        module_id: str,
+        columns: Batch,
+        num_epochs: int,
+        minibatch_size: int | None,
+        is_critic_alone: bool,
     ) -> None:
         config = self.config.get_config_for_module(module_id)
         columns[Postprocessing.ADVANTAGES] = self._scaled_advantages(
@@ -88,6 +98,9 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
         )
         schedule = self.entropy_coeff_schedulers_per_module[module_id]
         entropy_weight = float(schedule.get_current_value()) - config.entropy_penalty
+        if is_critic_alone:
+            columns[Postprocessing.ADVANTAGES].zero_()
+            entropy_weight = 0.0
         module, optimizer = self.module[module_id], self.get_optimizer(module_id)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         terms: list[Tensor] = []
