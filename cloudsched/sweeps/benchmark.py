@@ -66,7 +66,7 @@ BUDGETS: Registry[Budget] = Registry(
         ),
         # 27 trainings, two at a time, with all that belongs to them: under 45 minutes on two cores.
         "small": Budget(
-            steps=300_000,
+            steps=800_000,
             reports=6,
             report_seeds=16,
             minutes=2.0,

@@ -60,11 +60,9 @@ def test_an_entropy_penalty_makes_the_policy_decide(build, tiny_config):
 def test_the_critic_may_learn_before_the_policy_does(build, tiny_config):
     tiny_config.training(critic_first=2 * 512, lr=1e-2)
     algorithm = build(tiny_config)
-    start = weights(algorithm)
     results = [algorithm.train()["learners"]["default_policy"] for _ in range(3)]
     assert [result["policy_loss"] == 0.0 for result in results] == [True, True, False]
-    assert results[0]["entropy"] > 0.0
-    assert any((start[name] != array).any() for name, array in weights(algorithm).items())
+    assert results[1]["value_loss"] < results[0]["value_loss"]
 
 
 def test_the_runner_acts_with_the_weights_that_the_learner_has(build, tiny_config):

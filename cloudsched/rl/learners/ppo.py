@@ -77,9 +77,7 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
             if self.should_module_be_updated(module_id, data.batch):
                 tensors = as_tensors(dict(columns), self._device)
                 is_critic_alone = sampled <= self.config.critic_first
-                self._update_module(
-                    module_id, tensors, num_epochs, minibatch_size, is_critic_alone
-                )
+                self._update_module(module_id, tensors, num_epochs, minibatch_size, is_critic_alone)
         self._log_steps_trained_metrics(data.batch)
         self.after_gradient_based_update(timesteps=timesteps or {})
         return self.metrics.reduce()
