@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -94,6 +95,8 @@ class Train:
         logging.basicConfig(format="%(message)s")
         logging.getLogger("cloudsched").setLevel(logging.INFO)  # how far cloning is, for example
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="error")
+        # A supervisor's TERM is a Ctrl-C too; Ray's own handler would abort without a checkpoint.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             self._train(config)
         finally:

@@ -42,7 +42,8 @@ def command(folder: Path, *words: str) -> list[str]:
     return [sys.executable, "-m", "cloudsched.cli", "train", *paths, *options, *words]
 
 
-def test_training_is_interrupted_resumed_and_ends_in_a_bundle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_training_is_interrupted_resumed_and_ends_in_a_bundle(tmp_path: Path, number: int) -> None:
     log = tmp_path / "log"
     with log.open("w") as file:
         run = subprocess.Popen(
@@ -53,7 +54,7 @@ def test_training_is_interrupted_resumed_and_ends_in_a_bundle(tmp_path: Path) ->
             assert run.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
-        os.kill(run.pid, signal.SIGINT)
+        os.kill(run.pid, number)
         assert run.wait(90) == 130, log.read_text()
     assert "Traceback" not in log.read_text()
     first = json.loads((tmp_path / "run/checkpoint/state.json").read_text())
