@@ -25,9 +25,9 @@ def build() -> HierarchicalConfig:
     config.rl_module(model_config={"network": {"kind": "set"}})
     config.training(
         gamma=0.995,
-        lr=[[0, 3e-4], [250_000, 3e-4], [800_000, 1e-5]],  # stretched to the steps of a run
+        lr=[[0, 1e-4], [800_000, 1e-5]],  # stretched to the steps of a run
         entropy_coeff=0.0,
-        critic_first=80_000,  # or what was cloned is soon forgotten
+        critic_first=100_000,  # or what was cloned is soon forgotten
         sla_weights={"power": 0.5, "sla": 4.0},
         teachers={"power": "power_aware+headroom@poisson", "sla": "power_aware+headroom"},
     )

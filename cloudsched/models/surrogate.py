@@ -39,12 +39,14 @@ def backward_ppo(
     value_clip: float | None,
     value_weight: float,
     entropy_weight: float,
+    share: float = 1.0,
 ) -> PPOLoss:
     """Add the gradient of `ppo_loss` to that of the weights, and return its terms.
 
     Args:
         logits_BA: masked.
         value_clip: how far the value may move from `old_value_B`; None for any distance.
+        share: of the minibatch that these rows are; the gradient is multiplied by it.
     """
     if logits_BA.device.type != "cpu" or logits_BA.dtype != torch.float32:
         loss = ppo_loss(
@@ -60,7 +62,7 @@ def backward_ppo(
             value_weight=value_weight,
             entropy_weight=entropy_weight,
         )
-        loss.total.backward()  # type: ignore[no-untyped-call]
+        (share * loss.total).backward()  # type: ignore[no-untyped-call]
         return loss
     logits_gradient_BA = torch.empty(logits_BA.shape)
     value_gradient_B = torch.empty(value_B.shape)
@@ -82,6 +84,9 @@ def backward_ppo(
         value_gradient_B.numpy(),
         terms,
     )
+    if share != 1.0:
+        logits_gradient_BA *= share
+        value_gradient_B *= share
     torch.autograd.backward([logits_BA, value_B], [logits_gradient_BA, value_gradient_B])
     names = (field.name for field in fields(PPOLoss))
     return PPOLoss(**dict(zip(names, torch.from_numpy(terms).float().unbind(), strict=True)))

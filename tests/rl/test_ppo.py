@@ -7,6 +7,7 @@ from safetensors.torch import save_file
 
 from cloudsched.errors import ConfigError
 from cloudsched.rl.algorithms.ppo import ENV_ID, ClusterPPO, ClusterPPOConfig
+from cloudsched.rl.learners import ppo
 from cloudsched.rl.modules.cluster import ClusterModule
 from cloudsched.rl.runner import REPORTED_METRICS
 
@@ -63,6 +64,20 @@ def test_the_critic_may_learn_before_the_policy_does(build, tiny_config):
     results = [algorithm.train()["learners"]["default_policy"] for _ in range(3)]
     assert [result["policy_loss"] == 0.0 for result in results] == [True, True, False]
     assert results[1]["value_loss"] < results[0]["value_loss"]
+
+
+def test_a_minibatch_taken_in_parts_gives_the_same_weights(build, tiny_config, monkeypatch):
+    found = []
+    for cached_servers in (ppo.CACHED_SERVERS, 4 * 13):  # all of 128 rows, or 13 at a time
+        monkeypatch.setattr(ppo, "CACHED_SERVERS", cached_servers)
+        algorithm = build(tiny_config.copy(copy_frozen=False))
+        result = algorithm.train()["learners"]["default_policy"]
+        found.append((weights(algorithm), result))
+    (whole, seen), (parts, seen_in_parts) = found
+    for name, array in whole.items():
+        np.testing.assert_allclose(parts[name], array, atol=2e-5, err_msg=name)
+    for name in ("policy_loss", "value_loss", "entropy", "gradient_norm"):
+        assert seen_in_parts[name] == pytest.approx(seen[name], rel=1e-3, abs=1e-5), name
 
 
 def test_the_runner_acts_with_the_weights_that_the_learner_has(build, tiny_config):

@@ -23,6 +23,8 @@ from cloudsched.rl.runner import Batch, as_tensors
 
 ADVANTAGE_STATE = "advantage_variances"
 ADVANTAGE_DECAY = 0.9
+CACHED_SERVERS = 16_384
+"""Servers, over all rows, whose embeddings fit into a cache: a minibatch of 1,024 rows of 15."""
 
 
 class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
@@ -105,25 +107,30 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
         for _ in range(num_epochs):
             epoch_start = len(terms)
             for rows in minibatches(columns, minibatch_size):
-                output = module.forward_train({Columns.OBS: rows[Columns.OBS]})
                 optimizer.zero_grad(set_to_none=True)
-                loss = backward_ppo(
-                    logits_BA=output[Columns.ACTION_DIST_INPUTS],
-                    value_B=output[Columns.VF_PREDS],
-                    action_B=rows[Columns.ACTIONS],
-                    old_log_prob_B=rows[Columns.ACTION_LOGP],
-                    old_value_B=rows[Columns.VF_PREDS],
-                    advantage_B=rows[Postprocessing.ADVANTAGES],
-                    return_B=rows[Postprocessing.VALUE_TARGETS],
-                    clip=config.clip_param,
-                    value_clip=config.vf_clip_param,
-                    value_weight=config.vf_loss_coeff,
-                    entropy_weight=entropy_weight,
-                )
+                found: list[Tensor] = []
+                for part in in_cache(columns, rows):
+                    share = len(part[Columns.ACTIONS]) / len(rows)
+                    output = module.forward_train({Columns.OBS: part[Columns.OBS]})
+                    loss = backward_ppo(
+                        logits_BA=output[Columns.ACTION_DIST_INPUTS],
+                        value_B=output[Columns.VF_PREDS],
+                        action_B=part[Columns.ACTIONS],
+                        old_log_prob_B=part[Columns.ACTION_LOGP],
+                        old_value_B=part[Columns.VF_PREDS],
+                        advantage_B=part[Postprocessing.ADVANTAGES],
+                        return_B=part[Postprocessing.VALUE_TARGETS],
+                        clip=config.clip_param,
+                        value_clip=config.vf_clip_param,
+                        value_weight=config.vf_loss_coeff,
+                        entropy_weight=entropy_weight,
+                        share=share,
+                    )
+                    named = [getattr(loss, f.name).detach() for f in fields(PPOLoss)]
+                    found.append(share * torch.stack(named))
                 norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf)
                 optimizer.step()
-                named = [getattr(loss, f.name).detach() for f in fields(PPOLoss)]
-                terms.append(torch.stack([*named, norm.detach()]))
+                terms.append(torch.cat([torch.stack(found).sum(dim=0), norm.detach()[None]]))
             if config.target_kl is not None:
                 kl = self._mean_over_learners(torch.stack(terms[epoch_start:]).mean(0))[4]
                 if kl > config.target_kl:
@@ -175,14 +182,21 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
         self._advantage_variances = dict(state.get(ADVANTAGE_STATE, self._advantage_variances))
 
 
-def minibatches(columns: Batch, minibatch_size: int | None) -> Iterator[Batch]:
-    """Yield all rows once, in random order, in parts of nearly equal size."""
+def minibatches(columns: Batch, minibatch_size: int | None) -> Iterator[Tensor]:
+    """Yield the numbers of all rows once, in random order, in parts of nearly equal size."""
     num_rows = len(columns[Columns.ACTIONS])
     # Rounded, so that learners whose shards differ by a row take the same number of steps.
     count = max(1, round(num_rows / (minibatch_size or num_rows)))
     order = torch.randperm(num_rows, device=columns[Columns.ACTIONS].device)
-    for rows in order.tensor_split(count):
-        yield _take(columns, rows)
+    yield from order.tensor_split(count)
+
+
+def in_cache(columns: Batch, rows: Tensor) -> Iterator[Batch]:
+    """Yield these rows of a minibatch, on a CPU in parts whose embeddings fit into its cache."""
+    num_servers = columns[Columns.OBS]["servers"].shape[1]
+    size = max(1, CACHED_SERVERS // num_servers) if rows.device.type == "cpu" else len(rows)
+    for part in rows.tensor_split(-(-len(rows) // size)):
+        yield _take(columns, part)
 
 
 def _take(columns: Batch, rows: Tensor) -> Batch:
