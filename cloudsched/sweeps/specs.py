@@ -32,7 +32,7 @@ from cloudsched.evaluation import Evaluation
 from cloudsched.results import provenance, to_json, write_files
 
 SCHEMA = "cloudsched.trial.v1"
-OUTCOME, BUNDLE = "outcome.json", "bundle"
+OUTCOME, SPEC, BUNDLE = "outcome.json", "spec.json", "bundle"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,11 @@ class Outcome:
         return self.spec.is_learned and int(self.training["steps"]) < self.spec.steps
 
 
+def begin(spec: TrialSpec, folder: Path) -> None:
+    """Note in a trial's folder what it will hold, so that nothing else goes on from there."""
+    write_files({folder / SPEC: to_json(spec.to_dict()).encode()})
+
+
 def write_outcome(outcome: Outcome, folder: Path) -> None:
     """Write what a trial found; this finishes it."""
     document = {
@@ -100,13 +105,14 @@ def write_outcome(outcome: Outcome, folder: Path) -> None:
 
 def read_outcome(spec: TrialSpec, folder: Path) -> Outcome | None:
     """Return what a trial found, or None if it has not finished; refuses another trial's."""
-    path = folder / OUTCOME
+    path, begun = folder / OUTCOME, folder / SPEC
     if not path.is_file():
+        if begun.is_file():
+            _refuse_another(_read(begun), spec, folder)
         return None
+    document = _read(path)
     try:
-        document = json.loads(path.read_text("utf-8"))
         found, splits, training = document["spec"], document["splits"], document["training"]
-        differences = _differences(found, json.loads(json.dumps(spec.to_dict())))
         evaluations = {
             split: Evaluation(
                 policy=spec.policy,
@@ -116,17 +122,34 @@ def read_outcome(spec: TrialSpec, folder: Path) -> Outcome | None:
             )
             for split in ("train", "test")
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{str(path)!r} is not the outcome of a trial ({type(error).__name__}: {error}); "
-            "delete it or use another --out."
-        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _foreign(path, error) from error
+    _refuse_another(found, spec, folder)
+    return Outcome(spec=spec, training=training, **evaluations)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise _foreign(path, error) from error
+
+
+def _foreign(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{str(path)!r} is not the outcome of a trial ({type(error).__name__}: {error}); "
+        "delete it or use another --out."
+    )
+
+
+def _refuse_another(found: Any, spec: TrialSpec, folder: Path) -> None:
+    wanted = json.loads(json.dumps(spec.to_dict()))
+    differences = _differences(found, wanted) if isinstance(found, dict) else [f"{found!r}"]
     if differences:
         raise ConfigError(
             f"{str(folder)!r} holds a trial with other settings ({', '.join(differences)}); "
             "use another --out, or delete that folder to run it again."
         )
-    return Outcome(spec=spec, training=training, **evaluations)
 
 
 def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

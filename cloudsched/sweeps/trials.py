@@ -20,7 +20,14 @@ from cloudsched.policy import Policy
 from cloudsched.results import provenance
 from cloudsched.rl.training import CHECKPOINT, TrainingRun, Weights, apply_hyperparameters
 from cloudsched.sweeps.cluster import quiet
-from cloudsched.sweeps.specs import BUNDLE, Outcome, TrialSpec, read_outcome, write_outcome
+from cloudsched.sweeps.specs import (
+    BUNDLE,
+    Outcome,
+    TrialSpec,
+    begin,
+    read_outcome,
+    write_outcome,
+)
 
 GAUGES = ("episode_return", "mean_power_w", "energy_kwh", "sla_violation_rate", "wait_mean_ticks")
 
@@ -135,6 +142,7 @@ class BenchmarkTrial(TrainingTrial):
         self._folder = Path(trial["folder"])
         self._gauges = Gauges(self.spec.key)
         if self.spec.is_learned:
+            begin(self.spec, self._folder)
             self._build(trial, name=self.spec.key)
             if self.run.has_checkpoint:
                 self.run.restore()

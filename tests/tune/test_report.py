@@ -16,7 +16,7 @@ from cloudsched.evaluation import Evaluation, first_seeds
 from cloudsched.metrics import METRICS
 from cloudsched.statistics import summarise, summarise_grid
 from cloudsched.sweeps import report
-from cloudsched.sweeps.specs import Outcome, TrialSpec, read_outcome, write_outcome
+from cloudsched.sweeps.specs import Outcome, TrialSpec, begin, read_outcome, write_outcome
 
 NUM_SEEDS = 5
 
@@ -124,6 +124,17 @@ def test_a_folder_of_a_trial_with_other_settings_is_refused(tmp_path):
     (tmp_path / "outcome.json").write_text("{}")
     with pytest.raises(ConfigError, match="not the outcome of a trial"):
         read_outcome(written.spec, tmp_path)
+
+
+def test_a_trial_that_began_with_other_settings_does_not_go_on(tmp_path):
+    spec = outcome("ppo", train=-1.0, test=-2.0, seed=3).spec.replace(config_digest="before")
+    begin(spec, tmp_path)
+    assert read_outcome(spec, tmp_path) is None
+    with pytest.raises(ConfigError, match="config_digest: 'before', now 'after'"):
+        read_outcome(spec.replace(config_digest="after"), tmp_path)
+    (tmp_path / "spec.json").write_text("{")
+    with pytest.raises(ConfigError, match="not the outcome of a trial"):
+        read_outcome(spec, tmp_path)
 
 
 def test_keys_are_safe_names_of_folders():
