@@ -25,7 +25,7 @@ def build() -> HierarchicalConfig:
     config.rl_module(model_config={"network": {"kind": "set"}})
     config.training(
         gamma=0.995,
-        lr=[[0, 1e-4], [800_000, 1e-5]],  # stretched to the steps of a run
+        lr=[[0, 3e-4], [150_000, 3e-4], [500_000, 1e-5]],  # stretched to the steps of a run
         entropy_coeff=0.0,
         critic_first=100_000,  # or what was cloned is soon forgotten
         sla_weights={"power": 0.5, "sla": 4.0},

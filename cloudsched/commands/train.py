@@ -160,6 +160,8 @@ class Train:
             elif run.state.iteration == 1:
                 sampled = result["env_runners"]["num_env_steps_sampled_lifetime"]
                 console.print(f"first iteration done: {sampled:,.0f} steps")
+                if run.has_teachers:
+                    run.evaluate()
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 run.save()
                 saved = time.monotonic()

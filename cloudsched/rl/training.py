@@ -77,6 +77,11 @@ class TrainingRun:
         self._episodes = Episodes(self.scenario, first_seeds("train", num_seeds))
 
     @property
+    def has_teachers(self) -> bool:
+        """Whether the first iteration ends with clones of heuristics, which may stay the best."""
+        return bool(getattr(self.algorithm.config, "teachers", None))
+
+    @property
     def network(self) -> Any:
         """The network that is being trained."""
         return self.algorithm.policy_network()

@@ -76,6 +76,8 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
         if self._is_cold:  # compiling kernels and cloning teachers are not training
             self._limit_s += result["time_this_iter_s"]
             self._is_cold = False
+            if state.iteration == 1 and self.run.has_teachers:
+                self.run.evaluate()
         while state.steps < goal and state.seconds < self._limit_s:
             result = self.run.iterate()
         early = asdict(self.run.evaluate())
