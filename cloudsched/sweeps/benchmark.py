@@ -174,12 +174,14 @@ def plan(
 
 
 def _move(config: Any, scenario: Scenario) -> None:
-    """Let a config train in another scenario, with teachers that were tuned to it."""
-    teachers = getattr(config, "teachers", {})
-    own = f"headroom@{config.env_config.get('workload')}"
-    if own in teachers.values():
-        tuned = tuned_policy(scenario)
-        config.training(teachers={k: tuned if v == own else v for k, v in teachers.items()})
+    """Let a config train in another scenario, with teachers that were tuned to it if any were."""
+    teachers = dict(getattr(config, "teachers", {}))
+    tuned = {name.split("@")[0]: name for name in tuned_names(scenario.preset, scenario.workload)}
+    for part, teacher in teachers.items():
+        if "@" in teacher:
+            teachers[part] = tuned.get(teacher.split("@")[0], tuned_policy(scenario))
+    if teachers:
+        config.training(teachers=teachers)
     config.environment(env_config=scenario.to_dict())
 
 

@@ -10,6 +10,7 @@ from cloudsched.evaluation import evaluate
 from cloudsched.models.hierarchy import MODULES, SUB_AGENTS
 from cloudsched.rl.algorithms.hierarchical import HierarchicalConfig
 from cloudsched.rl.training import TrainingRun
+from cloudsched.sweeps.benchmark import BUDGETS, Resources, plan
 
 
 @pytest.fixture
@@ -78,3 +79,29 @@ def test_settings_of_sub_agents_name_sub_agents():
         HierarchicalConfig().training(teachers={"supervisor": "rr"})
     with pytest.raises(ConfigError, match="starts from `teachers`"):
         HierarchicalConfig().training(initial_weights="weights.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("preset", "workload", "expected"),
+    [
+        ("default", "diurnal", "power_aware+headroom@diurnal"),
+        ("slow_wake", "diurnal", "headroom@slow_wake/diurnal"),  # the only kind tuned there
+    ],
+)
+def test_a_benchmark_gives_the_sub_agents_teachers_of_its_own_workload(
+    tmp_path, preset, workload, expected
+):
+    config = HierarchicalConfig()
+    config.environment(env_config={"workload": "poisson"})
+    config.training(teachers={"power": "power_aware+headroom@poisson", "sla": "power_aware"})
+    found = plan(
+        policies={"hierarchical": config},
+        workloads=(workload,),
+        preset=preset,
+        budget=BUDGETS["tiny"],
+        resources=Resources(),
+        folder=tmp_path,
+    )
+    (moved,) = found.algorithms.values()
+    assert moved.teachers == {"power": expected, "sla": "power_aware"}
+    assert config.teachers["power"] == "power_aware+headroom@poisson"
