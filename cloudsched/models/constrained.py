@@ -38,8 +38,6 @@ POWER_SCALE = 0.1  # of full power; brings values of reward to order one
 RATE_SCALE = 0.05  # of jobs; brings values of cost to order one
 LUCK_WIDTH = 64
 ADVANTAGE_WEIGHT = 0.1
-AVERAGED = 0.5
-"""Share of the steps, the last ones, over which the weights that act are averaged."""
 FAST = 4.0  # times the learning rate, see `SetHeads.fast_parameters`
 NOISE_RATE = 0.02  # of the running means of squared targets and of shares
 NUM_KINDS = 4  # of actions: place, wake, sleep, wait
@@ -170,7 +168,7 @@ def kind_weights(share_4: Tensor) -> Tensor:
 
 
 class ConstrainedModel(nn.Module):
-    """Everything with weights: heads, their slow copy, their average, the predictor of luck."""
+    """Everything with weights: heads, their slow copy, and the predictor of luck."""
 
     scale_2: Tensor
     noise_4: Tensor
@@ -181,7 +179,6 @@ class ConstrainedModel(nn.Module):
         super().__init__()
         self.heads = build_heads(sizes, config.network)
         self.target = copy.deepcopy(self.heads).requires_grad_(False)
-        self.averaged = copy.deepcopy(self.heads).requires_grad_(False)
         # Jobs and work arriving a tick, over three horizons: see `cloudsched.envs.observation`.
         self._arrivals = slice(sizes.num_resources + 1, sizes.num_resources + 7)
         self.luck = nn.Sequential(
@@ -306,28 +303,18 @@ class ConstrainedModel(nn.Module):
 
     def update_target(self, rate: float) -> None:
         """Move the slow copy towards the online heads."""
-        self._follow(self.target, rate)
-
-    def update_average(self, rate: float) -> None:
-        """Move the average, which is what acts in the end, towards the online heads.
-
-        Single steps differ in the rare decisions that no value sees, such as when to wake a server
-        for a queue that the data never had; their average is steadier.
-        """
-        self._follow(self.averaged, rate)
-
-    def _follow(self, follower: nn.Module, rate: float) -> None:
         with torch.no_grad():
             online: list[Tensor] = list(self.heads.parameters())
-            torch._foreach_lerp_(list(follower.parameters()), online, rate)
+            slow: list[Tensor] = list(self.target.parameters())
+            torch._foreach_lerp_(slow, online, rate)
 
     def policy_weights(self) -> dict[str, Tensor]:
         """Return the weights of an ordinary network that decides as the learned policy does."""
-        return self.averaged.single(POLICY)
+        return self.heads.single(POLICY)
 
     def cloned_weights(self) -> dict[str, Tensor]:
         """Return the weights of an ordinary network that imitates the data."""
-        return self.averaged.single(PRIOR)
+        return self.heads.single(PRIOR)
 
     def _heads(
         self, network: nn.Module, observation: Mapping[str, Tensor], config: ConstrainedConfig
@@ -387,7 +374,6 @@ class ConstrainedLearner:
         )
         self.multiplier = LagrangeMultiplier(config.constraint)
         self.step_count = 0
-        self._average_from = int((1.0 - AVERAGED) * num_steps)
 
     def step(
         self, batch: Mapping[str, Tensor], *, mean_of_workers: MeanOfWorkers | None = None
@@ -405,8 +391,6 @@ class ConstrainedLearner:
         self._optimizer.step()
         self._schedule.step()
         self.module.update_target(self._config.target_rate)
-        # The mean over the last part of the run; until then, the last weights.
-        self.module.update_average(1.0 / max(1, self.step_count + 1 - self._average_from))
         shared_9 = torch.cat([loss.noise_4, loss.share_4, loss.estimated_cost.view(1)])
         if mean_of_workers is not None:
             shared_9 = mean_of_workers(shared_9)

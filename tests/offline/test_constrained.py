@@ -311,21 +311,6 @@ def test_a_continued_run_has_the_weights_of_one_that_never_stopped():
     assert whole.multiplier.price == second.multiplier.price
 
 
-def test_what_acts_is_the_average_of_the_second_half_of_the_run():
-    model, generator = loud_model(), torch.Generator().manual_seed(5)
-    learner = ConstrainedLearner(model, model, DISTRIBUTED, num_steps=10)
-    seen = []
-    for _ in range(10):
-        learner.step(two_state_batch(generator, 32, DISTRIBUTED.gamma))
-        seen.append([p.detach().clone() for p in model.heads.parameters()])
-        if len(seen) == 5:  # before that, the last weights
-            for ours, last in zip(model.averaged.parameters(), seen[-1], strict=True):
-                torch.testing.assert_close(ours, last)
-    for ours, *history in zip(model.averaged.parameters(), *seen[5:], strict=True):
-        torch.testing.assert_close(ours, torch.stack(history).mean(dim=0), rtol=1e-4, atol=1e-6)
-        assert (ours != history[-1]).any()
-
-
 def a_worker(rank, folder):
     """One of two distributed workers: half of the batch, gradients averaged by torch itself."""
     torch.set_num_threads(1)
