@@ -9,9 +9,9 @@ to three minutes each on a core that others used too. No seed comes near the tun
 `headroom@poisson` (-2,461). The policy swings while it learns: of two measurements on train seeds
 5,000 decisions apart one may be 10,000 worse, so the bundle holds the weights that did best there.
 
-`python -m tune.benchmark --budget small` (two minutes, about 600,000 decisions) found -2,637, -2,635
-and -2,527 on poisson, but on google_v2_sampled one seed of three ends at -6,539, and diurnal is at
--2,830 with 4 % violations.
+`python -m tune.benchmark --budget small` (two minutes, about 600,000 decisions) found -2,637,
+-2,635 and -2,527 on poisson, but on google_v2_sampled one seed of three ends at -6,539, and diurnal
+is at -2,830 with 4 % violations.
 
 Why others collapse, by `python -m tune.dqn_ablation`: `docs/learning.md` has the table. Discounting
 by decisions instead of ticks ruins it, one-step returns nearly so; the mask in the target matters
