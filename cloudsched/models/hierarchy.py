@@ -6,6 +6,7 @@ one network like any other: for training, evaluation and serving alike.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import torch
@@ -78,3 +79,14 @@ class HierarchyNetwork(nn.Module):
         choice_B = most_likely(scores_B2)
         logits_2BA = torch.stack([network(observation)[0] for network in sub_agents])
         return logits_2BA[choice_B, torch.arange(len(choice_B), device=choice_B.device)], value_B
+
+    def single_minded(self) -> list[HierarchyNetwork]:
+        """Return copies whose supervisors always choose the same sub-agent, one for each."""
+        copies = [copy.deepcopy(self) for _ in SUB_AGENTS]
+        for choice, network in enumerate(copies):
+            out = network.get_submodule(f"{SUPERVISOR}.out")
+            assert isinstance(out, nn.Linear)
+            with torch.no_grad():
+                out.weight[:-1] = 0.0
+                out.bias[:-1] = torch.eye(len(SUB_AGENTS))[choice]
+        return copies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -16,15 +17,19 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.evaluation import Episodes, first_seeds
+from cloudsched.models.hierarchy import HierarchyNetwork
 from cloudsched.models.networks import NetworkConfig, QNetwork
 from cloudsched.rl.policy import NetworkPolicy
+from cloudsched.statistics import Estimate
 
-CHECKPOINT, STATE = "checkpoint", "state.json"
+CHECKPOINT, STATE, AVERAGED = "checkpoint", "state.json", "averaged.safetensors"
+AVERAGING_RATE = 0.1  # share of the averaged weights that is replaced after each iteration
 
 Weights = dict[str, Tensor]
 
@@ -54,6 +59,9 @@ class EarlyResult:
 class TrainingRun:
     """Trains an RLlib algorithm and keeps the weights that did best on train seeds.
 
+    What is measured and kept is a running average of the weights: from one update to the next the
+    greedy policy jumps about, and the average of a few is steadier and better than most of them.
+
     Args:
         algorithm: built; its `env_config` is the scenario.
         folder: where the checkpoint lives.
@@ -75,6 +83,7 @@ class TrainingRun:
         self._folder = folder
         self._keep = keep
         self._episodes = Episodes(self.scenario, first_seeds("train", num_seeds))
+        self._averaged: Weights = {}
 
     @property
     def has_teachers(self) -> bool:
@@ -92,14 +101,13 @@ class TrainingRun:
         self.state.iteration += 1
         self.state.steps = int(result[ENV_RUNNER_RESULTS][NUM_ENV_STEPS_SAMPLED_LIFETIME])
         self.state.seconds += float(result["time_this_iter_s"])
+        for name, value in self.network.state_dict().items():
+            self._averaged.setdefault(name, value.detach().clone()).lerp_(value, AVERAGING_RATE)
         return result
 
     def evaluate(self) -> EarlyResult:
         """Measure the policy on train seeds, and keep it if it is the best so far."""
-        network = self.network
-        is_q_network = isinstance(network, QNetwork)
-        policy = NetworkPolicy(network, rule="argmax" if is_q_network else "kind")
-        summary = self._episodes.run(policy, name="policy").summary
+        network, summary = max(map(self._measured, self._candidates()), key=_return_of)
         episode_return = summary["episode_return"].mean
         best = self.state.best_return
         is_best = best is None or episode_return > best
@@ -115,6 +123,20 @@ class TrainingRun:
             sla_violation_rate=summary["sla_violation_rate"].mean,
             is_best=is_best,
         )
+
+    def _candidates(self) -> list[nn.Module]:
+        """Return what may be kept."""
+        network = copy.deepcopy(self.network)
+        if self._averaged:
+            network.load_state_dict(self._averaged)
+        # A supervisor that does worse than one of its sub-agents should leave the choice alone.
+        others = network.single_minded() if isinstance(network, HierarchyNetwork) else []
+        return [network, *others]
+
+    def _measured(self, network: nn.Module) -> tuple[nn.Module, dict[str, Estimate]]:
+        """Return the network and how it does on train seeds."""
+        policy = NetworkPolicy(network, rule="argmax" if isinstance(network, QNetwork) else "kind")
+        return network, self._episodes.run(policy, name="policy").summary
 
     def save(self) -> None:
         """Write a checkpoint from which `restore` goes on; the last one stays until it is whole."""
@@ -145,28 +167,41 @@ class TrainingRun:
     def write_checkpoint(self, folder: Path) -> None:
         """Write algorithm and state into a folder, not all at once as `save` does."""
         self.algorithm.save_to_path(str(folder.absolute()))
+        save_file(self._averaged, folder / AVERAGED)
         (folder / STATE).write_text(json.dumps(asdict(self.state)), "utf-8")
 
     def read_checkpoint(self, folder: Path) -> None:
         """Take over what `write_checkpoint` wrote."""
         self.algorithm.restore_from_path(str(folder.absolute()))
+        self._averaged = load_file(folder / AVERAGED)
         self.state = RunState(**json.loads((folder / STATE).read_text("utf-8")))
+
+
+def _return_of(measured: tuple[nn.Module, dict[str, Estimate]]) -> float:
+    return measured[1]["episode_return"].mean
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the block has ended."""
+    """Hold Ctrl-C and TERM back until the block has ended."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals go to the main thread
         return
     held: list[tuple[int, FrameType | None]] = []
-    previous = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append((number, frame))
+
+    # A handler that is not Python's, as Ray's in its workers, could not be put back.
+    ours = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not None]
+    previous = {number: signal.signal(number, hold) for number in ours}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
-        if held and callable(previous):
-            previous(*held[0])
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if held and callable(handler := previous[signal.Signals(held[0][0])]):
+            handler(*held[0])
 
 
 def read_hyperparameters(path: Path) -> dict[str, Any]:

@@ -4,9 +4,10 @@ import torch
 
 from cloudsched.bundle import Bundle, load_bundle, save_bundle
 from cloudsched.commands.policies import make_policy
+from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import BundleError, ConfigError
-from cloudsched.evaluation import evaluate
+from cloudsched.evaluation import evaluate, first_seeds
 from cloudsched.models.hierarchy import MODULES, SUB_AGENTS
 from cloudsched.rl.algorithms.hierarchical import HierarchicalConfig
 from cloudsched.rl.training import TrainingRun
@@ -61,7 +62,8 @@ def test_three_modules_learn_are_restored_and_end_in_one_bundle(hierarchical_con
     cluster, path = run.scenario.config, str(tmp_path / "bundle")
     loaded = load_bundle(tmp_path / "bundle")
     for name, tensor in loaded.weights.items():
-        torch.testing.assert_close(tensor, after[name])
+        if not name.startswith("supervisor.out."):  # may be set to choose always the same one
+            torch.testing.assert_close(tensor, after[name])
     scenario = Scenario.from_dict(dict(hierarchical_config.env_config))
     for suffix in ("", *(f"#{name}" for name in SUB_AGENTS)):
         metrics = evaluate(make_policy(path + suffix, cluster), scenario, range(2)).metrics
@@ -70,6 +72,34 @@ def test_three_modules_learn_are_restored_and_end_in_one_bundle(hierarchical_con
         make_policy(path + "#supervisor", cluster)
     with pytest.raises(BundleError, match="it has no parts"):
         loaded.part("power").part("power")
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_a_single_minded_hierarchy_decides_as_its_sub_agent(hierarchical_config, tmp_path):
+    run = training_run(hierarchical_config, tmp_path)
+    network, scenario = run.network, run.scenario
+    observation = {
+        name: torch.from_numpy(array)
+        for name, array in ClusterVectorEnv(4, **scenario.to_dict()).reset(seed=0)[0].items()
+    }
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    for name, single_minded in zip(SUB_AGENTS, network.single_minded(), strict=True):
+        logits, _ = single_minded(observation)
+        assert torch.equal(logits, network.get_submodule(name)(observation)[0])
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    # What is kept is at least as good on the train seeds as each sub-agent alone.
+    run.evaluate()
+    cluster, path = scenario.config, str(tmp_path / "bundle")
+    returns = [
+        evaluate(make_policy(path + suffix, cluster), scenario, first_seeds("train", 2))
+        .summary["episode_return"]
+        .mean
+        for suffix in ("", *(f"#{name}" for name in SUB_AGENTS))
+    ]
+    assert returns[0] >= max(returns[1:])
+    run.algorithm.stop()
 
 
 def test_settings_of_sub_agents_name_sub_agents():
