@@ -117,13 +117,13 @@ def shifted(name: str, shift: float, cluster: ClusterConfig) -> Policy:
     """Return a policy with more headroom, or less."""
     if not (Path(name) / "bundle.json").exists():
         rule = load_heuristic(name)
-        moved = rule.replace(headroom_constant=rule.headroom_constant + shift)
+        moved = rule.shifted("headroom_constant", shift)
         return HeuristicPolicy(cluster, moved)
     bundle = load_bundle(Path(name))
     prior = bundle.network.prior
     if prior is None:
         raise ConfigError(f"{name!r}: the bundle corrects no rule, so there is nothing to shift.")
-    moved = prior.replace(headroom_constant=prior.headroom_constant + shift)
+    moved = prior.shifted("headroom_constant", shift)
     network = bundle.replace_prior(moved).build(cluster)
     return NetworkPolicy(network, is_frozen=True)
 

@@ -26,21 +26,26 @@ class Evolve(ScenarioOptions):
     """Learn a policy whose numbers follow the site, and write it as a bundle.
 
     It starts as a rule with fixed numbers. Evolution on whole episodes, drawn below the test seeds,
-    finds how the numbers should follow load, unevenness of arrivals, size of jobs and wake delay.
-    The bundle is a network that corrects the rule found and so far leaves it as it is; PPO may
-    train it further (`cloudsched train rllib_configs/ppo.py --start …`). Ctrl-C keeps what was
-    found so far.
+    finds how the numbers should follow load, unevenness of arrivals, size of jobs, wake delay and
+    time of day. With --by-site it finds numbers for each kind of site of a mixture apart, and the
+    policy learns to recognise the kind from what arrives. The bundle is a network that corrects the
+    rule found and so far leaves it as it is; PPO may train it further (`cloudsched train
+    rllib_configs/ppo.py --start …`). Ctrl-C keeps what was found so far.
 
     Examples:
       cloudsched evolve --preset mixed_wake --workload mixture --start headroom@mixed_wake/mixture
+      cloudsched evolve --preset mixed_wake --workload mixture --start headroom@mixed_wake/mixture \
+--by-site --evaluations 15360 --episodes 24 --population 16 --step 0.08
       cloudsched evaluate --preset mixed_wake --workload mixture --policy runs/evolve
     """
 
     start: str = "power_aware+headroom"
     """The rule to start from: a name of `cloudsched policies`, a file of `tune-heuristic`, or a
     bundle of this command, to go on with it."""
+    by_site: bool = False
+    """Search for the numbers of each kind of site apart; only with workload `mixture`."""
     evaluations: int = 2000
-    """Candidates to try."""
+    """Candidates to try, over all kinds of site."""
     minutes: float | None = None
     """Stop after so many minutes, if that is sooner."""
     population: int = 20
@@ -57,44 +62,33 @@ class Evolve(ScenarioOptions):
     def run(self) -> None:
         """Evolve, and write the bundle."""
         self._check()
-        from cloudsched.heuristics.adapting import adapt_heuristic
+        from cloudsched.heuristics.adapting import SearchConfig, adapt_heuristic
 
         console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
         start, scenario = self._start(), self.scenario
         if start.sleep != "headroom":
             raise ConfigError(f"--start {self.start!r}: expected a rule that keeps headroom awake.")
+        if self.by_site and start.sites:
+            raise ConfigError(f"--start {self.start!r}: it has numbers by site already.")
         console.print(
             f"evolving {self.start} on {self.workload} (preset {self.preset}, load {self.load:g}), "
             f"seed {self.seed}"
         )
-        began = reported = time.monotonic()
-        limit = float("inf") if self.minutes is None else 60.0 * self.minutes
-        done = 0
-
-        def report(state: TuningProgress) -> None:
-            nonlocal reported, done
-            done, now = state.evaluations, time.monotonic()
-            if now - reported > REPORT_SECONDS:
-                reported = now
-                console.print(
-                    f"{now - began:6.0f} s  {done:6d} of {self.evaluations} candidates: better "
-                    f"than the start by {100 * state.generation_return:.2f} % (median), "
-                    f"{100 * state.best_return:.2f} % (best)"
-                )
-            if now - began > limit:
-                raise KeyboardInterrupt
-
-        found = adapt_heuristic(
-            start,
-            scenario,
+        config = SearchConfig(
             evaluations=self.evaluations,
             population=self.population,
             num_seeds=self.episodes,
             step=self.step,
             seed=self.seed,
-            report=report,
         )
-        print(self._save(found, done, time.monotonic() - began))
+        watch = _Watch(console, self.minutes)
+        if self.by_site:
+            from cloudsched.heuristics.sites import adapt_by_site
+
+            found = adapt_by_site(start, scenario, config, lambda at: watch(at.search, f"{at} "))
+        else:
+            found = adapt_heuristic(start, scenario, config, watch)
+        print(self._save(found, watch.done, time.monotonic() - watch.began))
 
     def _start(self) -> HeuristicConfig:
         from cloudsched.bundle import load_bundle
@@ -145,3 +139,26 @@ class Evolve(ScenarioOptions):
         if self.minutes is not None and not self.minutes > 0:
             raise ConfigError(f"--minutes {self.minutes}: expected more than 0.")
         check_folder(self.out)
+
+
+class _Watch:
+    """Prints where a search stands from time to time, and ends it when its time is up."""
+
+    def __init__(self, console: Console, minutes: float | None) -> None:
+        self.began = self._reported = time.monotonic()
+        self.done = 0
+        self._console = console
+        self._limit = float("inf") if minutes is None else 60.0 * minutes
+
+    def __call__(self, state: TuningProgress, where: str = "") -> None:
+        """Take note of a generation."""
+        self.done, now = state.evaluations, time.monotonic()
+        if now - self._reported > REPORT_SECONDS:
+            self._reported = now
+            self._console.print(
+                f"{now - self.began:6.0f} s  {self.done:6d} candidates: {where}better than the "
+                f"start by {100 * state.generation_return:.2f} % (median), "
+                f"{100 * state.best_return:.2f} % (best)"
+            )
+        if now - self.began > self._limit:
+            raise KeyboardInterrupt

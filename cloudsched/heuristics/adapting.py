@@ -9,6 +9,8 @@ single decisions are of little use here, because a server too few shows only man
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import cma
@@ -30,61 +32,92 @@ MOST = 0.5
 """Share of its range that a number may move for one signal."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """How long and how widely evolution searches."""
+
+    evaluations: int
+    """Candidates to try."""
+    population: int
+    """Candidates in a generation."""
+    num_seeds: int
+    """Episodes of each candidate, other ones in each generation."""
+    step: float
+    """How far the first candidates lie from the start, as a share of each range."""
+    seed: int
+    """Of the search and of its arrivals."""
+
+
+Report = Callable[[TuningProgress], None]
+"""Called after each generation with the gain in proportion, of the best and of the median
+candidate; may raise KeyboardInterrupt to end the search."""
+
+
 def adapt_heuristic(
-    start: HeuristicConfig,
-    scenario: Scenario,
-    *,
-    evaluations: int,
-    population: int,
-    num_seeds: int,
-    step: float,
-    seed: int,
-    report: Callable[[TuningProgress], None],
+    start: HeuristicConfig, scenario: Scenario, config: SearchConfig, report: Report
 ) -> HeuristicConfig:
     """Search for numbers and answers that beat the rule they start from, and return them.
 
     Args:
         start: a headroom controller, tuned on the same scenario.
-        evaluations: candidates to try.
-        num_seeds: episodes of each candidate, other ones in each generation.
-        step: how far the first candidates lie from the start, as a share of each range.
-        report: called after each generation with the gain in proportion, of the best and of the
-            median candidate; may raise KeyboardInterrupt to end the search.
     """
     names = free_parameters(start, is_whole=True)
-    generator = np.random.default_rng(seed)
-    score = Scorer([scenario], [0], plain_policy)
-    search = cma.CMAEvolutionStrategy(
-        _point(start, names),
-        step,
-        {
-            "bounds": [0.0, 1.0],
-            "popsize": population,
-            "seed": seed + 1,
-            "verbose": -9,
-            "CMA_diagonal": True,  # too many numbers for a full covariance in so few candidates
-        },
-    )
-    done = 0
-    try:
-        while done < evaluations:
-            score.face(generator.integers(FRESH_SEEDS, size=num_seeds).tolist())
-            points = search.ask()
-            returns = score([start, *(_config(start, names, np.asarray(p)) for p in points)])[0]
-            gains = ((returns[1:] - returns[0]) / np.abs(returns[0])).mean(axis=1)
-            search.tell(points, (-gains).tolist())
-            done += len(points)
-            report(
-                TuningProgress(
-                    evaluations=done,
-                    best_return=float(gains.max()),
-                    generation_return=float(np.median(gains)),
-                )
-            )
-    except KeyboardInterrupt:
-        pass
-    # With new arrivals in every generation the mean of the search is the best guess.
+    generator = np.random.default_rng(config.seed)
+    search = start_search(_point(start, names), config, is_diagonal=True)
+    with suppress(KeyboardInterrupt):
+        evolve(
+            search,
+            Scorer([scenario], [0], plain_policy),
+            start,
+            lambda point: _config(start, names, point),
+            lambda: generator.integers(FRESH_SEEDS, size=config.num_seeds).tolist(),
+            config.evaluations,
+            report,
+        )
     return _config(start, names, np.asarray(search.result.xfavorite))
+
+
+def start_search(
+    point: NDArray[np.float64], config: SearchConfig, *, is_diagonal: bool
+) -> cma.CMAEvolutionStrategy:
+    """Return a search within the unit cube.
+
+    Args:
+        is_diagonal: for too many numbers to learn a full covariance of in so few candidates.
+    """
+    options = {"bounds": [0.0, 1.0], "popsize": config.population, "verbose": -9}
+    options |= {"seed": config.seed + 1, "CMA_diagonal": is_diagonal}
+    return cma.CMAEvolutionStrategy(point, config.step, options)
+
+
+def evolve(
+    search: cma.CMAEvolutionStrategy,
+    score: Scorer,
+    start: HeuristicConfig,
+    config_of: Callable[[NDArray[np.float64]], HeuristicConfig],
+    draw_seeds: Callable[[], list[int]],
+    evaluations: int,
+    report: Report,
+) -> None:
+    """Run a search for what does better than a rule, on new arrivals in every generation.
+
+    With those, the mean of the search (`result.xfavorite`) is the best guess, not its best sample.
+    """
+    done = 0
+    while done < evaluations:
+        score.face(draw_seeds())
+        points = search.ask()
+        returns = score([start, *(config_of(np.asarray(point)) for point in points)])[0]
+        gains = ((returns[1:] - returns[0]) / np.abs(returns[0])).mean(axis=1)
+        search.tell(points, (-gains).tolist())
+        done += len(points)
+        report(
+            TuningProgress(
+                evaluations=done,
+                best_return=float(gains.max()),
+                generation_return=float(np.median(gains)),
+            )
+        )
 
 
 def _point(config: HeuristicConfig, names: Sequence[str]) -> NDArray[np.float64]:

@@ -1,7 +1,9 @@
 """Numbers that follow the site: what arrives, how unevenly, and how long waking takes.
 
 The numbers that suit a calm site waste power at another or miss its deadlines. Where a rule has
-`answers`, each of its numbers moves with a few signals that every observation holds.
+`sites`, it recognises from a few signals that every observation holds which kind of site it is at,
+and takes the numbers found for that kind; where it has `answers`, each of its numbers moves with
+those signals.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from cloudsched.envs.observation import Columns
+from cloudsched.errors import ConfigError
 from cloudsched.heuristics.parameters import (
+    NUM_TERMS,
     PARAMETER_DTYPE,
     RANGES,
     SIGNALS,
@@ -34,21 +38,26 @@ class RuleNumbers:
     """The records that the kernel reads: fixed, or moved by what each cluster observes.
 
     Args:
-        configs: one for all clusters, or one for each.
+        configs: one for all clusters, or one for each; all recognise equally many kinds of site.
     """
 
     def __init__(self, configs: Sequence[HeuristicConfig], columns: Columns) -> None:
         self.fixed = parameter_records(configs)
         self._columns = columns
-        self._answers = None
-        if any(config.answers for config in configs):
+        self._is_moving = any(config.answers or config.sites for config in configs)
+        if len({len(config.recogniser) for config in configs}) > 1:
+            raise ConfigError("Heuristics that run together must recognise equally many sites.")
+        if self._is_moving:
             self._answers = np.stack([answers_table(config) for config in configs])
+            self._sites = np.stack([_sites_table(config) for config in configs])
+            recognisers = [np.array(c.recogniser).reshape(-1, NUM_TERMS) for c in configs]
+            self._recognisers = np.stack(recognisers)
             self._moved = self.fixed.copy()
-            self._signals = np.zeros(len(SIGNALS))
+            self._scratch = np.zeros(NUM_TERMS), np.zeros(self._recognisers.shape[1])
 
     def __call__(self, observation: Mapping[str, NDArray[Any]]) -> NDArray[np.void]:
         """Return one record for all clusters or one for each; overwritten by the next call."""
-        if self._answers is None:
+        if not self._is_moving:
             return self.fixed
         context, num_clusters = observation["context"], len(observation["context"])
         if len(self._moved) != num_clusters:
@@ -57,12 +66,14 @@ class RuleNumbers:
             self._columns,
             _as_matrix(self.fixed),
             self._answers,
+            self._sites,
+            self._recognisers,
             context,
             observation["servers"].shape[1],
             _FIELDS,
             _LOW,
             _HIGH,
-            self._signals,
+            *self._scratch,
             _as_matrix(self._moved),
         )
         return self._moved
@@ -72,6 +83,23 @@ def answers_table(config: HeuristicConfig) -> FloatArray:
     """Return (numbers, signals) the weights, zero where a number stays."""
     none = (0.0,) * len(SIGNALS)
     return np.array([config.answers.get(name, none) for name in NUMBERS])
+
+
+def terms_of(context: NDArray[np.float32], at: Columns, num_servers: int) -> FloatArray:
+    """Return (B, terms) what sites are recognised by in each observation."""
+    terms = np.zeros((len(context), NUM_TERMS))
+    for row, out in zip(context, terms, strict=True):
+        read_terms(at, row, num_servers, out)
+    return terms
+
+
+def _sites_table(config: HeuristicConfig) -> FloatArray:
+    """Return (sites, numbers) what each number is at each kind of site."""
+    values = [
+        config.sites.get(name, (getattr(config, name),) * len(config.recogniser))
+        for name in NUMBERS
+    ]
+    return np.array(values).T.copy()
 
 
 def _as_matrix(records: NDArray[np.void]) -> FloatArray:
@@ -84,12 +112,15 @@ def move_numbers(
     at: Columns,
     fixed: FloatArray,
     answers: FloatArray,
+    sites: FloatArray,
+    recognisers: FloatArray,
     context: NDArray[np.float32],
     num_servers: int,
     fields: NDArray[np.int64],
     low: FloatArray,
     high: FloatArray,
-    signals: FloatArray,
+    terms: FloatArray,
+    odds: FloatArray,
     out_numbers: FloatArray,
 ) -> None:
     """Write the numbers that each cluster's signals ask for.
@@ -97,33 +128,84 @@ def move_numbers(
     Args:
         fixed: (1 or E, fields) the rule's own.
         answers: (1 or E, numbers, signals).
+        sites: (1 or E, sites, numbers); no sites where the rule's own numbers hold everywhere.
+        recognisers: (1 or E, sites, terms).
         fields: (numbers,) where each number stands among the fields.
         low: (numbers,) least value, if the rule's own is not lower; `high` alike.
-        signals: (signals,) overwritten.
+        terms: (terms,) overwritten; `odds` (sites,) alike.
         out_numbers: (E, fields) those numbers are overwritten.
     """
+    num_signals = answers.shape[2]
     for e in range(context.shape[0]):
         own = e if fixed.shape[0] > 1 else 0
-        row = context[e]
-        load = _unsquash(row[at.work_rate + 2])
-        spread = _unsquash(row[at.work_rms])
-        jobs = num_servers * _unsquash(row[at.work_rate - 1])
-        work = max(load, 1e-3) * num_servers
-        signals[0] = (load - 0.5) / 0.3
-        signals[1] = math.log(max(spread, 1e-3) / max(load, 1e-3)) - 1.0
-        signals[2] = math.log(work / max(jobs, 1e-3)) - 1.0
-        signals[3] = (5.0 * _unsquash(row[at.wake_delay]) - 3.0) / 2.0
-        signals[4] = (_unsquash(row[at.work_rate]) - load) / 0.3
-        signals[5] = row[at.late]
-        for s in range(signals.shape[0]):
-            signals[s] = min(max(signals[s], -2.0), 2.0)
+        read_terms(at, context[e], num_servers, terms)
+        recognise(recognisers[own], terms, odds)
         for i in range(fields.shape[0]):
-            move = 0.0
-            for s in range(signals.shape[0]):
-                move += answers[own, i, s] * signals[s]
             value = fixed[own, fields[i]]
             least, most = min(low[i], value), max(high[i], value)
-            out_numbers[e, fields[i]] = min(max(value + move, least), most)
+            for c in range(odds.shape[0]):
+                value += odds[c] * (sites[own, c, i] - fixed[own, fields[i]])
+                least = min(least, sites[own, c, i])
+                most = max(most, sites[own, c, i])
+            for s in range(num_signals):
+                value += answers[own, i, s] * terms[1 + s]
+            out_numbers[e, fields[i]] = min(max(value, least), most)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def read_terms(  # type: ignore[no-untyped-def]
+    at, context_row, num_servers, out_terms
+):
+    """Write one, the signals and their products two by two, of one cluster.
+
+    Args:
+        context_row: (context features,).
+        out_terms: (terms,) overwritten.
+    """
+    row = context_row
+    load = _unsquash(row[at.work_rate + 2])
+    spread = _unsquash(row[at.work_rms])
+    jobs = num_servers * _unsquash(row[at.work_rate - 1])
+    work = max(load, 1e-3) * num_servers
+    signals = out_terms[1:9]
+    signals[0] = (load - 0.5) / 0.3
+    signals[1] = math.log(max(spread, 1e-3) / max(load, 1e-3)) - 1.0
+    signals[2] = math.log(work / max(jobs, 1e-3)) - 1.0
+    signals[3] = (5.0 * _unsquash(row[at.wake_delay]) - 3.0) / 2.0
+    signals[4] = (_unsquash(row[at.work_rate]) - load) / 0.3
+    signals[5] = row[at.late]
+    signals[6] = row[at.work_rate + 3]
+    signals[7] = row[at.work_rate + 4]
+    out_terms[0] = 1.0
+    place = 1 + signals.shape[0]
+    for s in range(signals.shape[0]):
+        signals[s] = min(max(signals[s], -2.0), 2.0)
+        for r in range(s + 1):
+            out_terms[place] = signals[s] * signals[r]
+            place += 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def recognise(weights, terms, out_odds):  # type: ignore[no-untyped-def]
+    """Write how likely each kind of site is.
+
+    Args:
+        weights: (sites, terms).
+        out_odds: (sites,) overwritten.
+    """
+    highest = -np.inf
+    for c in range(out_odds.shape[0]):
+        score = 0.0
+        for t in range(terms.shape[0]):
+            score += weights[c, t] * terms[t]
+        out_odds[c] = score
+        highest = max(highest, score)
+    total = 0.0
+    for c in range(out_odds.shape[0]):
+        out_odds[c] = math.exp(out_odds[c] - highest)
+        total += out_odds[c]
+    for c in range(out_odds.shape[0]):
+        out_odds[c] /= total
 
 
 @njit(inline="always")

@@ -16,10 +16,13 @@ from cloudsched.config import Settings
 from cloudsched.sim.records import records
 
 SLEEP_CONTROLLERS = ("never", "idle_timeout", "utilisation_band", "headroom")
-SIGNALS = ("load", "unevenness", "job_size", "wake_delay", "surge", "late")
+SIGNALS = ("load", "unevenness", "job_size", "wake_delay", "surge", "late", "sine", "cosine")
 """What numbers may answer to, all about between -1 and 1. load: CPU work arriving over 200 ticks;
 unevenness: the root mean square of it over its mean, as a log; job_size: work of a mean job, as a
-log; wake_delay; surge: work of the last 5 ticks beyond that of 200; late: late jobs queued."""
+log; wake_delay; surge: work of the last 5 ticks beyond that of 200; late: late jobs queued; sine
+and cosine of the time of day."""
+NUM_TERMS = 1 + len(SIGNALS) + len(SIGNALS) * (len(SIGNALS) + 1) // 2
+"""What sites are recognised by: one, the signals, and their products two by two."""
 
 # Range that the search may use for each number.
 RANGES: dict[str, tuple[float, float]] = {
@@ -132,6 +135,11 @@ class HeuristicConfig(Settings):
     answers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """How numbers follow the site: by name, how far a number moves when a signal is one, for each
     of SIGNALS, within its range; empty for numbers that stay."""
+    sites: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """What numbers are at each kind of site, by name; a number that is not here is the same at
+    all. Between sites they are mixed by how likely each of them is."""
+    recogniser: tuple[tuple[float, ...], ...] = ()
+    """For each kind of site, the weights in its log-odds of one, the signals and their products."""
 
     def __post_init__(self) -> None:
         self._choice("sleep", SLEEP_CONTROLLERS)
@@ -143,13 +151,35 @@ class HeuristicConfig(Settings):
                 f"expected {len(SIGNALS)} finite weights for some of: {', '.join(RANGES)}.",
             )
 
+        rows = self.recogniser
+        if not isinstance(rows, Sequence) or not all(_is_row(row, NUM_TERMS) for row in rows):
+            self._refuse("recogniser", f"expected {NUM_TERMS} finite weights for each site.")
+        if not isinstance(self.sites, Mapping) or not all(map(self._is_site_number, self.sites)):
+            self._refuse(
+                "sites",
+                f"expected a finite number for each of the {len(rows)} kinds of site that are "
+                f"recognised, for some of: {', '.join(RANGES)}.",
+            )
+        if rows and not self.sites:
+            self._refuse("sites", "expected some numbers where sites are recognised.")
+
+    def shifted(self, name: str, amount: float) -> HeuristicConfig:
+        """Return a copy with one number moved, at every site."""
+        sites = dict(self.sites)
+        if name in sites:
+            sites[name] = tuple(value + amount for value in sites[name])
+        return self.replace(**{name: getattr(self, name) + amount, "sites": sites})
+
     def _is_answer(self, name: str) -> bool:
-        weights = self.answers[name]
-        has_all = isinstance(weights, Sequence) and len(weights) == len(SIGNALS)
-        return name in RANGES and has_all and all(map(_is_finite, weights))
+        return name in RANGES and _is_row(self.answers[name], len(SIGNALS))
+
+    def _is_site_number(self, name: str) -> bool:
+        is_known = name in RANGES and len(self.recogniser) > 0
+        return is_known and _is_row(self.sites[name], len(self.recogniser))
 
 
-NUMBER_FIELDS = tuple(f.name for f in fields(HeuristicConfig) if f.name not in ("sleep", "answers"))
+_TABLES = ("sleep", "answers", "sites", "recogniser")
+NUMBER_FIELDS = tuple(f.name for f in fields(HeuristicConfig) if f.name not in _TABLES)
 PARAMETER_DTYPE = np.dtype(
     [("sleep", np.int64), *((name, np.float64) for name in NUMBER_FIELDS)], align=True
 )
@@ -162,6 +192,12 @@ def parameter_records(configs: Sequence[HeuristicConfig]) -> NDArray[np.void]:
     for name in NUMBER_FIELDS:
         table[name] = [getattr(config, name) for config in configs]
     return table
+
+
+def _is_row(values: object, length: int) -> bool:
+    if not isinstance(values, list | tuple):
+        return False
+    return len(values) == length and all(map(_is_finite, values))
 
 
 def _is_finite(value: object) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -17,7 +16,6 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cloudsched.envs.scenario import Scenario
@@ -28,8 +26,7 @@ from cloudsched.models.networks import NetworkConfig, QNetwork
 from cloudsched.rl.policy import NetworkPolicy
 from cloudsched.statistics import Estimate
 
-CHECKPOINT, STATE, AVERAGED = "checkpoint", "state.json", "averaged.safetensors"
-AVERAGING_RATE = 0.1  # share of the averaged weights that is replaced after each iteration
+CHECKPOINT, STATE = "checkpoint", "state.json"
 
 Weights = dict[str, Tensor]
 
@@ -59,9 +56,6 @@ class EarlyResult:
 class TrainingRun:
     """Trains an RLlib algorithm and keeps the weights that did best on train seeds.
 
-    What is measured and kept is a running average of the weights: from one update to the next the
-    greedy policy jumps about, and the average of a few is steadier and better than most of them.
-
     Args:
         algorithm: built; its `env_config` is the scenario.
         folder: where the checkpoint lives.
@@ -83,7 +77,6 @@ class TrainingRun:
         self._folder = folder
         self._keep = keep
         self._episodes = Episodes(self.scenario, first_seeds("train", num_seeds))
-        self._averaged: Weights = {}
 
     @property
     def has_teachers(self) -> bool:
@@ -101,8 +94,6 @@ class TrainingRun:
         self.state.iteration += 1
         self.state.steps = int(result[ENV_RUNNER_RESULTS][NUM_ENV_STEPS_SAMPLED_LIFETIME])
         self.state.seconds += float(result["time_this_iter_s"])
-        for name, value in self.network.state_dict().items():
-            self._averaged.setdefault(name, value.detach().clone()).lerp_(value, AVERAGING_RATE)
         return result
 
     def evaluate(self) -> EarlyResult:
@@ -126,9 +117,7 @@ class TrainingRun:
 
     def _candidates(self) -> list[nn.Module]:
         """Return what may be kept."""
-        network = copy.deepcopy(self.network)
-        if self._averaged:
-            network.load_state_dict(self._averaged)
+        network = self.network
         # A supervisor that does worse than one of its sub-agents should leave the choice alone.
         others = network.single_minded() if isinstance(network, HierarchyNetwork) else []
         return [network, *others]
@@ -167,13 +156,11 @@ class TrainingRun:
     def write_checkpoint(self, folder: Path) -> None:
         """Write algorithm and state into a folder, not all at once as `save` does."""
         self.algorithm.save_to_path(str(folder.absolute()))
-        save_file(self._averaged, folder / AVERAGED)
         (folder / STATE).write_text(json.dumps(asdict(self.state)), "utf-8")
 
     def read_checkpoint(self, folder: Path) -> None:
         """Take over what `write_checkpoint` wrote."""
         self.algorithm.restore_from_path(str(folder.absolute()))
-        self._averaged = load_file(folder / AVERAGED)
         self.state = RunState(**json.loads((folder / STATE).read_text("utf-8")))
 
 

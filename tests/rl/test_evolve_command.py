@@ -6,6 +6,7 @@ import pytest
 
 from cloudsched.bundle import load_bundle
 from cloudsched.cli import main
+from cloudsched.envs.scenario import Scenario
 from cloudsched.evaluation import evaluate
 from cloudsched.heuristics.composed import HeuristicPolicy
 
@@ -21,8 +22,6 @@ def test_evolve_writes_a_bundle_that_acts_as_the_rule_it_found(tmp_path, capsys)
     assert bundle.training["evaluations"] == 24
     assert bundle.network.prior is not None
     assert bundle.network.prior.answers
-    from cloudsched.envs.scenario import Scenario
-
     scenario = Scenario.from_dict(bundle.training["scenario"])
     ours = evaluate(bundle.policy(scenario.config), scenario, range(4)).metrics["episode_return"]
     rule = HeuristicPolicy(scenario.config, bundle.network.prior)
@@ -38,6 +37,24 @@ def test_evolve_writes_a_bundle_that_acts_as_the_rule_it_found(tmp_path, capsys)
     assert after != before
 
 
+def test_evolve_by_site_writes_a_bundle_that_recognises_sites(tmp_path, capsys):
+    out = tmp_path / "evolved"
+    words = ["--by-site", "--evaluations", "96", "--population", "4", "--episodes", "2"]
+    assert main([*WORDS, *words, "--out", str(out)]) == 0
+    bundle = load_bundle(out)
+    rule = bundle.network.prior
+    assert bundle.training["evaluations"] == 96
+    assert len(rule.recogniser) == 24
+    scenario = Scenario.from_dict(bundle.training["scenario"])
+    ours, plain = (
+        evaluate(policy, scenario, range(4)).metrics["episode_return"]
+        for policy in (bundle.policy(scenario.config), HeuristicPolicy(scenario.config, rule))
+    )
+    assert (ours == plain).all()
+    assert main([*WORDS, "--by-site", "--start", str(out), "--out", str(tmp_path / "b")]) == 2
+    assert "numbers by site already" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -45,6 +62,7 @@ def test_evolve_writes_a_bundle_that_acts_as_the_rule_it_found(tmp_path, capsys)
         (["--evaluations", "0"], "--evaluations 0"),
         (["--minutes", "0"], "--minutes 0"),
         (["--step", "2"], "--step 2"),
+        (["--workload", "poisson", "--by-site"], "one kind of site"),
     ],
 )
 def test_a_mistake_costs_one_line(words, complaint, capsys):

@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from cloudsched.bundle import load_bundle
 from cloudsched.rl.algorithms.ppo import ClusterPPOConfig
-from cloudsched.rl.training import AVERAGING_RATE, TrainingRun, fit_schedules
+from cloudsched.rl.training import fit_schedules
 
 pytestmark = pytest.mark.ray
 
@@ -77,42 +76,6 @@ def test_training_is_interrupted_resumed_and_ends_in_a_bundle(tmp_path: Path, nu
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         *("bundle", "checkpoint", "config.json", "progress.csv")
     }
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_what_is_kept_is_a_running_average_that_a_checkpoint_goes_on_with(tiny_config, tmp_path):
-    kept = {}
-    run = training_run(tiny_config, tmp_path, kept)
-    expected: dict[str, torch.Tensor] = {}
-    for _ in range(3):
-        run.iterate()
-        for name, value in run.network.state_dict().items():
-            last = expected.get(name, value)
-            expected[name] = last + AVERAGING_RATE * (value - last)
-    run.evaluate()
-    assert_same(kept, expected)
-    assert any((run.network.state_dict()[name] != kept[name]).any() for name in kept)
-
-    run.save()
-    again = training_run(tiny_config, tmp_path, kept)
-    again.restore()
-    for each in (run, again):
-        each.state.best_return = None
-        each.evaluate()
-        assert_same(kept, expected)
-        each.algorithm.stop()
-
-
-def training_run(config, folder, kept):
-    return TrainingRun(
-        config.build_algo(), folder, num_seeds=2, keep=lambda weights, _: kept.update(weights)
-    )
-
-
-def assert_same(kept, expected):
-    assert kept.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(kept[name], tensor)
 
 
 def test_schedules_end_with_the_training():

@@ -1,0 +1,187 @@
+"""Finds a rule's numbers for each kind of site apart, and learns to recognise the kind.
+
+Kinds are those of a `mixture`: what arrives, how much of it, and how long waking takes. A search
+that knows the kind needs far fewer candidates than one for all sites at once. At work nobody tells
+the kind; the signals do, the better the longer the episode has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import log_softmax
+
+from cloudsched.envs.cluster import FRESH_SEEDS, ClusterVectorEnv
+from cloudsched.envs.observation import columns
+from cloudsched.envs.scenario import Scenario
+from cloudsched.errors import ConfigError
+from cloudsched.heuristics.adapting import Report, SearchConfig, evolve, start_search
+from cloudsched.heuristics.adaptive import terms_of
+from cloudsched.heuristics.composed import HeuristicPolicy
+from cloudsched.heuristics.parameters import RANGES, HeuristicConfig
+from cloudsched.heuristics.tuning import Scorer, TuningProgress, free_parameters, plain_policy
+from cloudsched.sim.engine import wake_delay_of
+from cloudsched.workload.mixture import MixtureWorkload
+
+POOL_SIZE = 20_000
+NUM_LEVELS = 3  # of load, for each workload
+LESSON_EPISODES = 1024
+LESSON_EVERY = 20  # ticks
+DECAY = 1e-4  # of the recogniser's weights; without it rare terms grow without bound
+
+Kind = tuple[str, int, bool]
+"""Workload, level of its load, and whether waking takes longer than in the middle of its range."""
+
+
+@dataclass(frozen=True)
+class SiteProgress:
+    """Where the search stands."""
+
+    site: str
+    number: int  # from one
+    num_sites: int
+    search: TuningProgress  # its candidates are those of all sites so far
+
+    def __str__(self) -> str:
+        return f"site {self.number} of {self.num_sites} ({self.site}),"
+
+
+def adapt_by_site(
+    start: HeuristicConfig,
+    scenario: Scenario,
+    config: SearchConfig,
+    report: Callable[[SiteProgress], None],
+) -> HeuristicConfig:
+    """Return a rule with its own numbers at every kind of site, and a recogniser for them.
+
+    Args:
+        start: a headroom controller, tuned on the same scenario.
+        config: its candidates are shared out evenly.
+        report: may raise KeyboardInterrupt; kinds that had no turn yet then keep the start's.
+    """
+    pools = _pools(scenario, config.seed)
+    names = free_parameters(start, is_whole=True)
+    own = replace(config, evaluations=-(-config.evaluations // len(pools)))
+    score = Scorer([scenario], [0], plain_policy)
+    found = dict.fromkeys(pools, start)
+    done = 0
+
+    def tell(state: TuningProgress) -> None:
+        nonlocal done
+        done += config.population
+        report(SiteProgress(_name(kind), number, len(pools), replace(state, evaluations=done)))
+
+    with suppress(KeyboardInterrupt):
+        for number, (kind, pool) in enumerate(pools.items(), start=1):
+            seeded = replace(own, seed=config.seed + 1000 * number)
+            found[kind] = _search(start, names, score, pool, seeded, tell)
+    return start.replace(
+        sites={name: tuple(getattr(rule, name) for rule in found.values()) for name in names},
+        recogniser=_learn_to_recognise(start, scenario, pools, config.seed),
+    )
+
+
+def _pools(scenario: Scenario, seed: int) -> dict[Kind, NDArray[np.int64]]:
+    """Return seeds below the test seeds, by kind."""
+    env = ClusterVectorEnv(1, **scenario.to_dict())
+    workload = env.workload
+    if not isinstance(workload, MixtureWorkload):
+        raise ConfigError(
+            f"--by-site: workload {scenario.workload!r} has one kind of site; expected 'mixture'."
+        )
+    seeds = np.random.default_rng(seed).integers(FRESH_SEEDS, size=POOL_SIZE)
+    sites = [workload.site(int(s)) for s in seeds]
+    loads = np.array([load for _, load in sites])
+    delays = np.array([wake_delay_of(env.config, int(s)) for s in seeds])
+    marks = np.linspace(loads.min(), loads.max(), NUM_LEVELS + 1)[1:-1]
+    is_slow = delays > (delays.min() + delays.max()) // 2
+    pools: dict[Kind, list[int]] = {}
+    for s, (name, load), slow in zip(seeds, sites, is_slow, strict=True):
+        kind = (name, int(np.searchsorted(marks, load)), bool(slow))
+        pools.setdefault(kind, []).append(int(s))
+    return {kind: np.array(pools[kind]) for kind in sorted(pools)}
+
+
+def _search(
+    start: HeuristicConfig,
+    names: tuple[str, ...],
+    score: Scorer,
+    pool: NDArray[np.int64],
+    config: SearchConfig,
+    report: Report,
+) -> HeuristicConfig:
+    low, high = np.array([RANGES[name] for name in names]).T
+
+    def config_of(point: NDArray[np.float64]) -> HeuristicConfig:
+        values = (low + (high - low) * np.clip(point, 0.0, 1.0)).round(4).tolist()
+        return start.replace(**dict(zip(names, values, strict=True)))
+
+    generator = np.random.default_rng(config.seed)
+    origin = (np.array([getattr(start, name) for name in names]) - low) / (high - low)
+    search = start_search(np.clip(origin, 0.02, 0.98), config, is_diagonal=False)
+    evolve(
+        search,
+        score,
+        start,
+        config_of,
+        lambda: generator.choice(pool, config.num_seeds).tolist(),
+        config.evaluations,
+        report,
+    )
+    return config_of(np.asarray(search.result.xfavorite))
+
+
+def _learn_to_recognise(
+    rule: HeuristicConfig, scenario: Scenario, pools: dict[Kind, NDArray[np.int64]], seed: int
+) -> tuple[tuple[float, ...], ...]:
+    """Return the weights of a logistic regression from what is seen under the rule to the kind."""
+    share = -(-LESSON_EPISODES // len(pools))
+    generator = np.random.default_rng(seed)
+    chosen = [generator.choice(pool, share) for pool in pools.values()]
+    seeds = np.concatenate(chosen).tolist()
+    env = ClusterVectorEnv(len(seeds), copy=False, autoreset_mode="Disabled", **scenario.to_dict())
+    observation = env.reset_to(
+        [env.workload.jobs(s, env.config.episode_ticks) for s in seeds],
+        wake_delays=[wake_delay_of(env.config, s) for s in seeds],
+    )
+    policy = HeuristicPolicy(env.config, rule)
+    tick, due = np.zeros(len(seeds), np.int64), np.zeros(len(seeds), np.int64)
+    terms, kinds = [], []
+    at, is_over = columns(env.config.num_resources), False
+    while not is_over:
+        (now,) = np.nonzero((tick >= due) & (tick < env.config.episode_ticks))
+        if len(now):
+            due[now] = tick[now] + LESSON_EVERY
+            terms.append(terms_of(observation["context"][now], at, env.config.num_servers))
+            kinds.append(now // share)
+        step = env.advance(policy.act(observation))
+        tick += step.elapsed_ticks
+        is_over = bool(step.is_truncated.all())
+    return _regression(np.concatenate(terms), np.concatenate(kinds), len(pools))
+
+
+def _regression(
+    terms: NDArray[np.float64], kinds: NDArray[np.int64], num_kinds: int
+) -> tuple[tuple[float, ...], ...]:
+    shape = (num_kinds, terms.shape[1])
+    is_kind = np.equal.outer(kinds, np.arange(num_kinds))
+
+    def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        weights = flat.reshape(shape)
+        log_odds = log_softmax(terms @ weights.T, axis=1)
+        gradient = (np.exp(log_odds) - is_kind).T @ terms / len(terms) + 2.0 * DECAY * weights
+        value = DECAY * np.square(weights).sum() - log_odds[is_kind].mean()
+        return float(value), gradient.ravel()
+
+    found = minimize(loss, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B")
+    return tuple(tuple(row) for row in found.x.reshape(shape).round(5).tolist())
+
+
+def _name(kind: Kind) -> str:
+    workload, level, is_slow = kind
+    return f"{workload}, load level {level + 1}, {'slow' if is_slow else 'fast'} to wake"

@@ -1,0 +1,59 @@
+"""The search for numbers of each kind of site, and learning to recognise the kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cloudsched.envs.scenario import Scenario
+from cloudsched.errors import ConfigError
+from cloudsched.evaluation import evaluate
+from cloudsched.heuristics.adapting import SearchConfig
+from cloudsched.heuristics.catalog import HEURISTICS
+from cloudsched.heuristics.composed import HeuristicPolicy
+from cloudsched.heuristics.sites import _pools, _regression, adapt_by_site
+
+
+def test_the_regression_finds_what_made_the_kinds() -> None:
+    generator = np.random.default_rng(0)
+    terms = np.concatenate([np.ones((4000, 1)), generator.normal(size=(4000, 3))], axis=1)
+    true = np.array([[0.0, 0.0, 0.0, 0.0], [0.5, 1.5, 0.0, -1.0], [-0.5, 0.0, 2.0, 0.0]])
+    scores = terms @ true.T + generator.gumbel(size=(4000, 3))
+    found = np.array(_regression(terms, scores.argmax(axis=1), 3))
+    np.testing.assert_allclose(found[1:] - found[0], true[1:], atol=0.2)
+
+
+def test_each_kind_gets_its_own_numbers_and_they_do_better_together() -> None:
+    # A start that keeps far too much awake, so that a few generations must help everywhere.
+    start = HEURISTICS["power_aware+headroom"].config.replace(headroom_constant=4.0)
+    scenario = Scenario(
+        preset="mixed_wake",
+        workload="mixture",
+        settings={"episode_ticks": 60},
+        workload_options={"workloads": ("poisson", "bursty"), "load_steps": 3},
+    )
+    kinds = list(_pools(scenario, 0))
+    assert [kind[:2] for kind in kinds[::2]] == [
+        (name, level) for name in ("bursty", "poisson") for level in range(3)
+    ]
+    seen = []
+    found = adapt_by_site(
+        start,
+        scenario,
+        SearchConfig(evaluations=480, population=8, num_seeds=4, step=0.1, seed=0),
+        seen.append,
+    )
+    assert [progress.number for progress in seen] == sorted(5 * [*range(1, 13)])
+    assert [progress.search.evaluations for progress in seen] == [*range(8, 481, 8)]
+    assert {progress.num_sites for progress in seen} == {12}
+    assert len(found.recogniser) == 12
+    assert all(len(set(values)) > 1 for values in found.sites.values())
+    better, worse = (
+        evaluate(HeuristicPolicy(scenario.config, one), scenario, range(900, 932))
+        for one in (found, start)
+    )
+    gain = better.metrics["episode_return"] - worse.metrics["episode_return"]
+    assert gain.mean() > 0
+    assert (gain > 0).mean() > 0.7
+    with pytest.raises(ConfigError, match="one kind of site"):
+        _pools(Scenario(), 0)
