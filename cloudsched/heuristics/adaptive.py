@@ -29,6 +29,7 @@ from cloudsched.heuristics.parameters import (
 
 FloatArray = NDArray[np.float64]
 
+NUM_SIGNALS = len(SIGNALS)
 NUMBERS = tuple(RANGES)
 _FIELDS = np.array([(PARAMETER_DTYPE.names or ()).index(name) for name in NUMBERS])
 _LOW, _HIGH = np.array(list(RANGES.values())).T.copy()
@@ -167,15 +168,18 @@ def read_terms(  # type: ignore[no-untyped-def]
     spread = _unsquash(row[at.work_rms])
     jobs = num_servers * _unsquash(row[at.work_rate - 1])
     work = max(load, 1e-3) * num_servers
-    signals = out_terms[1:9]
+    lately = num_servers * _unsquash(row[at.work_rate - 2])
+    signals = out_terms[1 : 1 + NUM_SIGNALS]
     signals[0] = (load - 0.5) / 0.3
     signals[1] = math.log(max(spread, 1e-3) / max(load, 1e-3)) - 1.0
     signals[2] = math.log(work / max(jobs, 1e-3)) - 1.0
     signals[3] = (5.0 * _unsquash(row[at.wake_delay]) - 3.0) / 2.0
     signals[4] = (_unsquash(row[at.work_rate]) - load) / 0.3
     signals[5] = row[at.late]
-    signals[6] = row[at.work_rate + 3]
-    signals[7] = row[at.work_rate + 4]
+    signals[6] = (_unsquash(row[at.work_rate + 1]) - load) / 0.3
+    signals[7] = math.log(max(lately, 1e-3) / max(jobs, 1e-3))
+    signals[8] = row[at.work_rate + 3]
+    signals[9] = row[at.work_rate + 4]
     out_terms[0] = 1.0
     place = 1 + signals.shape[0]
     for s in range(signals.shape[0]):

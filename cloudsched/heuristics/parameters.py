@@ -16,11 +16,15 @@ from cloudsched.config import Settings
 from cloudsched.sim.records import records
 
 SLEEP_CONTROLLERS = ("never", "idle_timeout", "utilisation_band", "headroom")
-SIGNALS = ("load", "unevenness", "job_size", "wake_delay", "surge", "late", "sine", "cosine")
+SIGNALS = (
+    *("load", "unevenness", "job_size", "wake_delay", "surge", "late"),
+    *("rise", "job_rise", "sine", "cosine"),
+)
 """What numbers may answer to, all about between -1 and 1. load: CPU work arriving over 200 ticks;
 unevenness: the root mean square of it over its mean, as a log; job_size: work of a mean job, as a
-log; wake_delay; surge: work of the last 5 ticks beyond that of 200; late: late jobs queued; sine
-and cosine of the time of day."""
+log; wake_delay; surge: work of the last 5 ticks beyond that of 200; late: late jobs queued; rise:
+work of the last 30 ticks beyond that of 200; job_rise: jobs of the last 30 ticks over those of 200,
+as a log; sine and cosine of the time of day."""
 NUM_TERMS = 1 + len(SIGNALS) + len(SIGNALS) * (len(SIGNALS) + 1) // 2
 """What sites are recognised by: one, the signals, and their products two by two."""
 

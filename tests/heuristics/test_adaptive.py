@@ -49,6 +49,8 @@ def signals_of(row: Any, num_servers: int) -> list[float]:
         (5.0 * raw(at.wake_delay) - 3.0) / 2.0,
         (raw(at.work_rate) - load) / 0.3,
         float(row[at.late]),
+        (raw(at.work_rate + 1) - load) / 0.3,
+        math.log(max(num_servers * raw(at.work_rate - 2), 1e-3) / max(jobs, 1e-3)),
         float(row[at.work_rate + 3]),
         float(row[at.work_rate + 4]),
     ]
@@ -57,8 +59,8 @@ def signals_of(row: Any, num_servers: int) -> list[float]:
 
 def test_numbers_move_with_the_signals_and_stay_in_their_range() -> None:
     seen = observation()
-    weights = {"headroom_constant": (0.1, -0.2, 0.3, 0.05, 0.0, 0.1, 0.2, -0.3)}
-    weights["hysteresis"] = (6.0,) * 8
+    weights = {"headroom_constant": (0.1, -0.2, 0.3, 0.05, 0.0, 0.1, 0.2, -0.3, 0.1, 0.1)}
+    weights["hysteresis"] = (6.0,) * 10
     moved = RuleNumbers([RULE.replace(answers=weights)], columns(2))(seen)
     plain = RuleNumbers([RULE], columns(2))(seen)[0]
     values = {name: set() for name in weights}
@@ -75,7 +77,7 @@ def test_numbers_move_with_the_signals_and_stay_in_their_range() -> None:
 
 def test_each_candidate_of_a_batch_answers_for_itself() -> None:
     seen = observation()
-    rules = [RULE.replace(answers={"hysteresis": (0.1 * e,) * 8}) for e in range(6)]
+    rules = [RULE.replace(answers={"hysteresis": (0.1 * e,) * 10}) for e in range(6)]
     together = RuleNumbers(rules, columns(2))(seen).copy()
     for e, rule in enumerate(rules):
         one = {name: array[e : e + 1] for name, array in seen.items()}
@@ -83,7 +85,7 @@ def test_each_candidate_of_a_batch_answers_for_itself() -> None:
 
 
 def test_answers_survive_a_round_trip_and_zeros_change_nothing() -> None:
-    rule = RULE.replace(answers={"hysteresis": (0.0,) * 8})
+    rule = RULE.replace(answers={"hysteresis": (0.0,) * 10})
     again = HeuristicConfig.from_dict(rule.to_dict())
     assert again == rule
     first, second = (
@@ -95,7 +97,7 @@ def test_answers_survive_a_round_trip_and_zeros_change_nothing() -> None:
 
 @pytest.mark.parametrize(
     "answers",
-    [{"hysteresis": (1.0,)}, {"hysterisis": (0.0,) * 8}, {"hysteresis": (math.nan,) * 8}, "none"],
+    [{"hysteresis": (1.0,)}, {"hysterisis": (0.0,) * 10}, {"hysteresis": (math.nan,) * 10}, "none"],
 )
 def test_answers_that_make_no_sense_are_refused(answers: Any) -> None:
     with pytest.raises(ConfigError, match="finite weights"):
@@ -118,7 +120,7 @@ def test_terms_are_one_the_signals_and_their_products() -> None:
         signals = signals_of(row, num_servers)
         products = [a * b for i, a in enumerate(signals) for b in signals[: i + 1]]
         assert terms == pytest.approx([1.0, *signals, *products], rel=1e-4, abs=1e-6)
-        assert len(terms) == NUM_TERMS == 1 + len(SIGNALS) + 36
+        assert len(terms) == NUM_TERMS == 1 + len(SIGNALS) + 55
 
 
 def test_numbers_are_mixed_by_how_likely_each_kind_is() -> None:
@@ -131,7 +133,7 @@ def test_numbers_are_mixed_by_how_likely_each_kind_is() -> None:
     for rule, move in ((BY_SITE, 0.0), (BY_SITE.replace(answers=answers), 0.1)):
         records = RuleNumbers([rule], columns(2))(seen)
         assert records["headroom_constant"] == pytest.approx(odds @ SITES["headroom_constant"])
-        wanted = odds @ SITES["hysteresis"] + move * terms[:, 1:9].sum(axis=1)
+        wanted = odds @ SITES["hysteresis"] + move * terms[:, 1:11].sum(axis=1)
         assert records["hysteresis"] == pytest.approx(wanted.clip(0.0, 3.0))
         assert (records["headroom_root"] == RULE.headroom_root).all()
     assert len(set(RuleNumbers([BY_SITE], columns(2))(seen)["hysteresis"].tolist())) == 6
@@ -163,8 +165,8 @@ def test_a_shift_holds_at_every_site() -> None:
         ({"sites": {}}, "expected some numbers"),
         ({"sites": "none"}, "for each of the 3 kinds"),
         ({"recogniser": ()}, "for each of the 0 kinds"),
-        ({"recogniser": ((1.0,),) * 3}, "45 finite weights"),
-        ({"recogniser": 7}, "45 finite weights"),
+        ({"recogniser": ((1.0,),) * 3}, "66 finite weights"),
+        ({"recogniser": 7}, "66 finite weights"),
     ],
 )
 def test_tables_that_make_no_sense_are_refused(changes: Any, complaint: str) -> None:
@@ -184,7 +186,7 @@ def test_the_search_learns_to_do_better_at_sites_it_has_not_seen() -> None:
     found = adapt_heuristic(
         start,
         SHORT,
-        SearchConfig(evaluations=120, population=12, num_seeds=8, step=0.1, seed=0),
+        SearchConfig(evaluations=120, population=12, num_seeds=8, step=0.05, seed=0),
         lambda progress: medians.append(progress.generation_return),
     )
     assert len(medians) == 10

@@ -39,11 +39,11 @@ def test_evolve_writes_a_bundle_that_acts_as_the_rule_it_found(tmp_path, capsys)
 
 def test_evolve_by_site_writes_a_bundle_that_recognises_sites(tmp_path, capsys):
     out = tmp_path / "evolved"
-    words = ["--by-site", "--evaluations", "96", "--population", "4", "--episodes", "2"]
+    words = ["--by-site", "--evaluations", "192", "--population", "4", "--episodes", "2"]
     assert main([*WORDS, *words, "--out", str(out)]) == 0
     bundle = load_bundle(out)
     rule = bundle.network.prior
-    assert bundle.training["evaluations"] == 96
+    assert bundle.training["evaluations"] == 192
     assert len(rule.recogniser) == 24
     scenario = Scenario.from_dict(bundle.training["scenario"])
     ours, plain = (
