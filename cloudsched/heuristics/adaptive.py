@@ -53,8 +53,8 @@ class RuleNumbers:
             self._sites = np.stack([_sites_table(config) for config in configs])
             recognisers = [np.array(c.recogniser).reshape(-1, NUM_TERMS) for c in configs]
             self._recognisers = np.stack(recognisers)
-            self._moved = self.fixed.copy()
             self._scratch = np.zeros(NUM_TERMS), np.zeros(self._recognisers.shape[1])
+            self._forget(len(configs))
 
     def __call__(self, observation: Mapping[str, NDArray[Any]]) -> NDArray[np.void]:
         """Return one record for all clusters or one for each; overwritten by the next call."""
@@ -62,7 +62,7 @@ class RuleNumbers:
             return self.fixed
         context, num_clusters = observation["context"], len(observation["context"])
         if len(self._moved) != num_clusters:
-            self._moved = np.resize(self.fixed, num_clusters)
+            self._forget(num_clusters)
         move_numbers(
             self._columns,
             _as_matrix(self.fixed),
@@ -75,9 +75,14 @@ class RuleNumbers:
             _LOW,
             _HIGH,
             *self._scratch,
+            self._seen,
             _as_matrix(self._moved),
         )
         return self._moved
+
+    def _forget(self, num_clusters: int) -> None:
+        self._moved = np.resize(self.fixed, num_clusters)
+        self._seen = np.full((num_clusters, NUM_SIGNALS), np.nan)
 
 
 def answers_table(config: HeuristicConfig) -> FloatArray:
@@ -90,7 +95,8 @@ def terms_of(context: NDArray[np.float32], at: Columns, num_servers: int) -> Flo
     """Return (B, terms) what sites are recognised by in each observation."""
     terms = np.zeros((len(context), NUM_TERMS))
     for row, out in zip(context, terms, strict=True):
-        read_terms(at, row, num_servers, out)
+        read_signals(at, row, num_servers, out[1 : 1 + NUM_SIGNALS])
+        multiply_signals(out)
     return terms
 
 
@@ -122,9 +128,13 @@ def move_numbers(
     high: FloatArray,
     terms: FloatArray,
     odds: FloatArray,
+    seen: FloatArray,
     out_numbers: FloatArray,
 ) -> None:
     """Write the numbers that each cluster's signals ask for.
+
+    Most decisions of a tick see the same signals, and the numbers found before are left as they
+    are.
 
     Args:
         fixed: (1 or E, fields) the rule's own.
@@ -134,12 +144,20 @@ def move_numbers(
         fields: (numbers,) where each number stands among the fields.
         low: (numbers,) least value, if the rule's own is not lower; `high` alike.
         terms: (terms,) overwritten; `odds` (sites,) alike.
+        seen: (E, signals) those that `out_numbers` stand for; updated.
         out_numbers: (E, fields) those numbers are overwritten.
     """
     num_signals = answers.shape[2]
     for e in range(context.shape[0]):
         own = e if fixed.shape[0] > 1 else 0
-        read_terms(at, context[e], num_servers, terms)
+        read_signals(at, context[e], num_servers, terms[1 : 1 + NUM_SIGNALS])
+        is_new = False
+        for s in range(num_signals):
+            is_new = is_new or seen[e, s] != terms[1 + s]
+            seen[e, s] = terms[1 + s]
+        if not is_new:
+            continue
+        multiply_signals(terms)
         recognise(recognisers[own], terms, odds)
         for i in range(fields.shape[0]):
             value = fixed[own, fields[i]]
@@ -154,38 +172,44 @@ def move_numbers(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def read_terms(  # type: ignore[no-untyped-def]
-    at, context_row, num_servers, out_terms
-):
-    """Write one, the signals and their products two by two, of one cluster.
+def read_signals(at, row, num_servers, out_signals):  # type: ignore[no-untyped-def]
+    """Write the signals of one cluster.
 
     Args:
-        context_row: (context features,).
-        out_terms: (terms,) overwritten.
+        row: (context features,).
+        out_signals: (signals,) overwritten.
     """
-    row = context_row
     load = _unsquash(row[at.work_rate + 2])
     spread = _unsquash(row[at.work_rms])
     jobs = num_servers * _unsquash(row[at.work_rate - 1])
-    work = max(load, 1e-3) * num_servers
     lately = num_servers * _unsquash(row[at.work_rate - 2])
-    signals = out_terms[1 : 1 + NUM_SIGNALS]
-    signals[0] = (load - 0.5) / 0.3
-    signals[1] = math.log(max(spread, 1e-3) / max(load, 1e-3)) - 1.0
-    signals[2] = math.log(work / max(jobs, 1e-3)) - 1.0
-    signals[3] = (5.0 * _unsquash(row[at.wake_delay]) - 3.0) / 2.0
-    signals[4] = (_unsquash(row[at.work_rate]) - load) / 0.3
-    signals[5] = row[at.late]
-    signals[6] = (_unsquash(row[at.work_rate + 1]) - load) / 0.3
-    signals[7] = math.log(max(lately, 1e-3) / max(jobs, 1e-3))
-    signals[8] = row[at.work_rate + 3]
-    signals[9] = row[at.work_rate + 4]
+    work = max(load, 1e-3) * num_servers
+    out_signals[0] = (load - 0.5) / 0.3
+    out_signals[1] = math.log(max(spread, 1e-3) / max(load, 1e-3)) - 1.0
+    out_signals[2] = math.log(work / max(jobs, 1e-3)) - 1.0
+    out_signals[3] = (5.0 * _unsquash(row[at.wake_delay]) - 3.0) / 2.0
+    out_signals[4] = (_unsquash(row[at.work_rate]) - load) / 0.3
+    out_signals[5] = row[at.late]
+    out_signals[6] = (_unsquash(row[at.work_rate + 1]) - load) / 0.3
+    out_signals[7] = math.log(max(lately, 1e-3) / max(jobs, 1e-3))
+    out_signals[8] = row[at.work_rate + 3]
+    out_signals[9] = row[at.work_rate + 4]
+    for s in range(out_signals.shape[0]):
+        out_signals[s] = min(max(out_signals[s], -2.0), 2.0)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def multiply_signals(out_terms):  # type: ignore[no-untyped-def]
+    """Write one before the signals, and their products two by two behind them.
+
+    Args:
+        out_terms: (terms,) with the signals in their places; the rest is overwritten.
+    """
     out_terms[0] = 1.0
-    place = 1 + signals.shape[0]
-    for s in range(signals.shape[0]):
-        signals[s] = min(max(signals[s], -2.0), 2.0)
+    place = 1 + NUM_SIGNALS
+    for s in range(NUM_SIGNALS):
         for r in range(s + 1):
-            out_terms[place] = signals[s] * signals[r]
+            out_terms[place] = out_terms[1 + s] * out_terms[1 + r]
             place += 1
 
 
