@@ -41,7 +41,7 @@ class Evolve(ScenarioOptions):
 
     start: str = "power_aware+headroom"
     """The rule to start from: a name of `cloudsched policies`, a file of `tune-heuristic`, or a
-    bundle of this command, to go on with it."""
+    bundle of this command without --by-site, to go on with it."""
     by_site: bool = False
     """Search for the numbers of each kind of site apart; only with workload `mixture`."""
     evaluations: int = 2000
@@ -68,8 +68,10 @@ class Evolve(ScenarioOptions):
         start, scenario = self._start(), self.scenario
         if start.sleep != "headroom":
             raise ConfigError(f"--start {self.start!r}: expected a rule that keeps headroom awake.")
-        if self.by_site and start.sites:
-            raise ConfigError(f"--start {self.start!r}: it has numbers by site already.")
+        if start.sites:
+            raise ConfigError(
+                f"--start {self.start!r}: it has numbers by site already; start from a rule."
+            )
         console.print(
             f"evolving {self.start} on {self.workload} (preset {self.preset}, load {self.load:g}), "
             f"seed {self.seed}"

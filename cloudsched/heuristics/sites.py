@@ -1,10 +1,8 @@
-"""Learns to recognise kinds of site, and finds a rule's numbers for each kind.
+"""Finds a rule's numbers for each kind of site apart, and learns to recognise the kind.
 
-Kinds are those of a `mixture`: what arrives, how much of it, and how long waking takes. At work
-nobody tells the kind; the signals do, the better the longer the episode has run, and until then the
-numbers of all kinds that it may be are mixed. So the numbers of a kind are searched for while those
-of the others take their part, in episodes of all kinds that are taken for it, as often as they are:
-numbers found for a kind that is known for certain do worse when they are mixed.
+Kinds are those of a `mixture`: what arrives, how much of it, and how long waking takes. A search
+that knows the kind needs far fewer candidates than one for all sites at once. At work nobody tells
+the kind; the signals do, the better the longer the episode has run.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.special import log_softmax, softmax
+from scipy.special import log_softmax
 
 from cloudsched.envs.cluster import FRESH_SEEDS, ClusterVectorEnv
 from cloudsched.envs.observation import columns
@@ -34,11 +32,10 @@ POOL_SIZE = 20_000
 NUM_LEVELS = 3  # of load, for each workload; an episode has the nearest one
 LESSON_EPISODES = 1024
 LESSON_EVERY = 20  # ticks
-ROUNDS = 2  # in the second one the others' numbers are no longer the start's
 DECAY = 1e-4  # of the recogniser's weights; without it rare terms grow without bound
 
 Kind = tuple[str, int, bool]
-"""Workload, level of its load, and whether waking takes longer than in the middle of its range."""
+"""Workload, level of its load, and whether waking is slow: in the upper half of its range."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +43,12 @@ class SiteProgress:
     """Where the search stands."""
 
     site: str
-    number: int
+    number: int  # from one
     num_sites: int
     search: TuningProgress  # its candidates are those of all sites so far
 
     def __str__(self) -> str:
-        return f"site {self.number + 1} of {self.num_sites} ({self.site}),"
+        return f"site {self.number} of {self.num_sites} ({self.site}),"
 
 
 def adapt_by_site(
@@ -65,14 +62,13 @@ def adapt_by_site(
     Args:
         start: a headroom controller, tuned on the same scenario.
         config: its candidates are shared out evenly.
-        report: may raise KeyboardInterrupt to end the search with what was found so far.
+        report: may raise KeyboardInterrupt; kinds that had no turn yet then keep the start's.
     """
     pools = _pools(scenario, config.seed)
-    recogniser, taken_for = _learn_to_recognise(start, scenario, pools, config.seed)
     names = free_parameters(start, is_whole=True)
-    same = {name: (getattr(start, name),) * len(pools) for name in names}
-    origin = found = start.replace(sites=same, recogniser=recogniser)
+    own = replace(config, evaluations=-(-config.evaluations // len(pools)))
     score = Scorer([scenario], [0], plain_policy)
+    found = dict.fromkeys(pools, start)
     done = 0
 
     def tell(state: TuningProgress) -> None:
@@ -80,15 +76,14 @@ def adapt_by_site(
         done += config.population
         report(SiteProgress(_name(kind), number, len(pools), replace(state, evaluations=done)))
 
-    share = -(-config.evaluations // (ROUNDS * len(pools)))
     with suppress(KeyboardInterrupt):
-        for turn in range(ROUNDS * len(pools)):
-            number = turn % len(pools)
-            kind = list(pools)[number]
-            own = replace(config, evaluations=share, seed=config.seed + 1000 * turn)
-            draw = _Draw(list(pools.values()), taken_for[number], own)
-            found = _search(found, origin, number, score, draw, own, tell)
-    return found
+        for number, (kind, pool) in enumerate(pools.items(), start=1):
+            seeded = replace(own, seed=config.seed + 1000 * number)
+            found[kind] = _search(start, names, score, pool, seeded, tell)
+    return start.replace(
+        sites={name: tuple(getattr(rule, name) for rule in found.values()) for name in names},
+        recogniser=_learn_to_recognise(start, scenario, pools, config.seed),
+    )
 
 
 def _pools(scenario: Scenario, seed: int) -> dict[Kind, NDArray[np.int64]]:
@@ -104,7 +99,7 @@ def _pools(scenario: Scenario, seed: int) -> dict[Kind, NDArray[np.int64]]:
     loads = np.array([load for _, load in sites])
     delays = np.array([wake_delay_of(env.config, int(s)) for s in seeds])
     levels = np.linspace(loads.min(), loads.max(), NUM_LEVELS)
-    is_slow = delays > (delays.min() + delays.max()) // 2
+    is_slow = 2 * delays >= delays.min() + delays.max()
     pools: dict[Kind, list[int]] = {}
     for s, (name, load), slow in zip(seeds, sites, is_slow, strict=True):
         kind = (name, int(np.abs(levels - load).argmin()), bool(slow))
@@ -112,60 +107,39 @@ def _pools(scenario: Scenario, seed: int) -> dict[Kind, NDArray[np.int64]]:
     return {kind: np.array(pools[kind]) for kind in sorted(pools)}
 
 
-class _Draw:
-    """Draws the seeds of a generation: kinds by their shares, then any of the kind's."""
-
-    def __init__(
-        self, pools: list[NDArray[np.int64]], shares: NDArray[np.float64], config: SearchConfig
-    ) -> None:
-        self._pools, self._shares, self._size = pools, shares, config.num_seeds
-        self._generator = np.random.default_rng(config.seed)
-
-    def __call__(self) -> list[int]:
-        kinds = self._generator.choice(len(self._pools), self._size, p=self._shares)
-        return [int(self._generator.choice(self._pools[kind])) for kind in kinds]
-
-
 def _search(
-    found: HeuristicConfig,
-    origin: HeuristicConfig,
-    number: int,
+    start: HeuristicConfig,
+    names: tuple[str, ...],
     score: Scorer,
-    draw: _Draw,
+    pool: NDArray[np.int64],
     config: SearchConfig,
     report: Report,
 ) -> HeuristicConfig:
-    """Return the rule with better numbers at one kind of site.
-
-    Args:
-        origin: the rule to be better than.
-        number: of the kind.
-    """
-    names = list(found.sites)
     low, high = np.array([RANGES[name] for name in names]).T
 
     def config_of(point: NDArray[np.float64]) -> HeuristicConfig:
         values = (low + (high - low) * np.clip(point, 0.0, 1.0)).round(4).tolist()
-        sites = {name: list(found.sites[name]) for name in names}
-        for name, value in zip(names, values, strict=True):
-            sites[name][number] = value
-        return found.replace(sites=sites)
+        return start.replace(**dict(zip(names, values, strict=True)))
 
-    start = (np.array([found.sites[name][number] for name in names]) - low) / (high - low)
-    search = start_search(np.clip(start, 0.02, 0.98), config, is_diagonal=False)
-    evolve(search, score, origin, config_of, draw, config.evaluations, report)
+    generator = np.random.default_rng(config.seed)
+    origin = (np.array([getattr(start, name) for name in names]) - low) / (high - low)
+    search = start_search(np.clip(origin, 0.02, 0.98), config, is_diagonal=False)
+    evolve(
+        search,
+        score,
+        start,
+        config_of,
+        lambda: generator.choice(pool, config.num_seeds).tolist(),
+        config.evaluations,
+        report,
+    )
     return config_of(np.asarray(search.result.xfavorite))
 
 
 def _learn_to_recognise(
     rule: HeuristicConfig, scenario: Scenario, pools: dict[Kind, NDArray[np.int64]], seed: int
-) -> tuple[tuple[tuple[float, ...], ...], NDArray[np.float64]]:
-    """Learn from what is seen under the rule.
-
-    Returns:
-        the weights of a logistic regression of kinds, and (kinds, kinds) how often what is taken
-        for the first kind is of the second.
-    """
+) -> tuple[tuple[float, ...], ...]:
+    """Return the weights of a logistic regression from what is seen under the rule to the kind."""
     share = -(-LESSON_EPISODES // len(pools))
     generator = np.random.default_rng(seed)
     chosen = [generator.choice(pool, share) for pool in pools.values()]
@@ -188,13 +162,7 @@ def _learn_to_recognise(
         step = env.advance(policy.act(observation))
         tick += step.elapsed_ticks
         is_over = bool(step.is_truncated.all())
-    all_terms, all_kinds = np.concatenate(terms), np.concatenate(kinds)
-    weights = _regression(all_terms, all_kinds, len(pools))
-    odds = softmax(all_terms @ np.array(weights).T, axis=1)
-    chance = [len(pool) for pool in pools.values()]
-    rows = [c * odds[all_kinds == k].mean(axis=0) for k, c in enumerate(chance)]
-    taken_for = np.stack(rows, axis=1)
-    return weights, taken_for / taken_for.sum(axis=1, keepdims=True)
+    return _regression(np.concatenate(terms), np.concatenate(kinds), len(pools))
 
 
 def _regression(
