@@ -11,7 +11,9 @@ SLA violations; the tuned `headroom@poisson` has -2,461. The first supervisor al
 SLA-minded and equals it (the power-minded alone violates 51 %), the second always the power-minded,
 and is 9 behind the SLA-minded: the hierarchy gains nothing from having two. Two of the three did
 worse the longer they learned; the bundle holds the best. On google_v2_sampled the clones that it
-starts from never wake a server, and it fails (31 to 53 % violations).
+starts from never wake a server, and it fails (31 to 53 % violations). Since then what is kept may
+be a hierarchy that always chooses the same sub-agent, if that does best on train seeds; this was
+not measured again.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Evolve(ScenarioOptions):
     Examples:
       cloudsched evolve --preset mixed_wake --workload mixture --start headroom@mixed_wake/mixture
       cloudsched evolve --preset mixed_wake --workload mixture --start headroom@mixed_wake/mixture \
---by-site --evaluations 15360 --episodes 24 --population 16 --step 0.08
+--by-site --evaluations 9600 --episodes 24 --population 16 --step 0.08
       cloudsched evaluate --preset mixed_wake --workload mixture --policy runs/evolve
     """
 
@@ -83,7 +83,7 @@ class Evolve(ScenarioOptions):
             step=self.step,
             seed=self.seed,
         )
-        watch = _Watch(console, self.minutes)
+        watch = _Watch(console, self.evaluations, self.minutes)
         if self.by_site:
             from cloudsched.heuristics.sites import adapt_by_site
 
@@ -146,10 +146,10 @@ class Evolve(ScenarioOptions):
 class _Watch:
     """Prints where a search stands from time to time, and ends it when its time is up."""
 
-    def __init__(self, console: Console, minutes: float | None) -> None:
+    def __init__(self, console: Console, evaluations: int, minutes: float | None) -> None:
         self.began = self._reported = time.monotonic()
         self.done = 0
-        self._console = console
+        self._console, self._evaluations = console, evaluations
         self._limit = float("inf") if minutes is None else 60.0 * minutes
 
     def __call__(self, state: TuningProgress, where: str = "") -> None:
@@ -158,8 +158,8 @@ class _Watch:
         if now - self._reported > REPORT_SECONDS:
             self._reported = now
             self._console.print(
-                f"{now - self.began:6.0f} s  {self.done:6d} candidates: {where}better than the "
-                f"start by {100 * state.generation_return:.2f} % (median), "
+                f"{now - self.began:6.0f} s  {self.done:6d} of {self._evaluations} candidates: "
+                f"{where}better than the start by {100 * state.generation_return:.2f} % (median), "
                 f"{100 * state.best_return:.2f} % (best)"
             )
         if now - self.began > self._limit:
