@@ -12,7 +12,7 @@ from cloudsched.config import ClusterConfig
 from cloudsched.envs.observation import columns
 from cloudsched.errors import ConfigError
 from cloudsched.heuristics.adaptive import RuleNumbers
-from cloudsched.heuristics.kernels import CURVE_STEPS, FleetTable, decide
+from cloudsched.heuristics.kernels import CURVE_STEPS, FleetTable, dearness_of, decide
 from cloudsched.heuristics.parameters import HeuristicConfig
 from cloudsched.sim.engine import ClusterEngine
 from cloudsched.sim.fleet import Fleet
@@ -78,4 +78,5 @@ def fleet_table(cluster: ClusterConfig, fleet: Fleet | None = None) -> FleetTabl
     return FleetTable(
         curve_w=np.stack([engine.power_at(float(load)) for load in loads], axis=1),
         server_worth=capacity.mean(axis=0) / capacity.max(axis=0),
+        dearness=dearness_of(engine.power_at(1.0), capacity[:, 0]),
     )

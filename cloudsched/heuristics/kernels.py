@@ -15,6 +15,7 @@ from cloudsched.heuristics.parameters import HEADROOM, IDLE_TIMEOUT, UTILISATION
 CURVE_STEPS = 64
 ENERGY_SCALE = 1.0 / (300.0 * 30.0)  # brings watt-ticks to order one
 POWER_SCALE = 1.0 / 300.0
+RESERVE_RAMP = 10.0  # ticks of laxity over which a job comes to use what is kept in reserve
 
 
 class FleetTable(NamedTuple):
@@ -22,6 +23,17 @@ class FleetTable(NamedTuple):
 
     curve_w: NDArray[np.float64]  # (N, CURVE_STEPS + 1) watts over load
     server_worth: NDArray[np.float64]  # (R,) what one mean server offers, in observation units
+    dearness: NDArray[np.float64]  # (N,) as `dearness_of` has it
+
+
+def dearness_of(full_w: NDArray[np.float64], cpu: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (N,) each server's place in the order of watts a CPU at full load, from 0 to 1.
+
+    Args:
+        full_w: (N,) watts at full load.
+        cpu: (N,) capacity.
+    """
+    return np.argsort(np.argsort(full_w / cpu, kind="stable")) / len(cpu)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -77,6 +89,7 @@ def _placement(fleet, at, p, servers, jobs, mask, last_server, e):  # type: igno
     """Return the placement to make now, or -1."""
     num_slots = jobs.shape[1]
     must_place = mask[e, mask.shape[1] - 1] == 0
+    spare = _spare(fleet, at, servers, e) if p.reserve > 0.0 and not must_place else np.inf
     previous_key = -np.inf
     previous_slot = -1
     for _ in range(min(num_slots, int(p.scan_depth))):
@@ -97,6 +110,9 @@ def _placement(fleet, at, p, servers, jobs, mask, last_server, e):  # type: igno
             return -1
         previous_key = key
         previous_slot = slot
+        leisure = _unsquash(jobs[e, slot, at.laxity]) - p.reserve_laxity
+        if spare < p.reserve * min(1.0, leisure / RESERVE_RAMP):
+            continue
         server = _best_server(fleet, at, p, servers, jobs, mask, last_server, e, slot, must_place)
         if server >= 0:
             return slot * servers.shape[1] + server
@@ -105,6 +121,18 @@ def _placement(fleet, at, p, servers, jobs, mask, last_server, e):  # type: igno
             if mask[e, a] != 0:
                 return a
     return -1
+
+
+@njit(cache=True, error_model="numpy")
+def _spare(fleet, at, servers, e):  # type: ignore[no-untyped-def]
+    """Return the free capacity of active servers in the scarcest resource, in servers' worth."""
+    spare = np.inf
+    for r in range(at.duration):
+        free = 0.0
+        for n in range(servers.shape[1]):
+            free += servers[e, n, at.is_active] * servers[e, n, r]
+        spare = min(spare, free / fleet.server_worth[r])
+    return spare
 
 
 @njit(inline="always")
@@ -155,6 +183,7 @@ def _best_server(fleet, at, p, servers, jobs, mask, last_server, e, k, must_plac
             + p.place_energy * watts * duration * ENERGY_SCALE
             + p.place_extension * extension * ENERGY_SCALE
             + p.place_idle * is_idle
+            + (p.place_dear + p.place_dear_long * jobs[e, k, at.duration]) * fleet.dearness[n]
         )
         if score < best_score:
             best = n

@@ -41,7 +41,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "place_energy": (0.0, 10.0),
     "place_extension": (0.0, 5.0),
     "place_idle": (-2.0, 6.0),
+    "place_dear": (-2.0, 6.0),
+    "place_dear_long": (-2.0, 10.0),
     "hold_laxity": (-1.0, 80.0),
+    "reserve": (-0.5, 6.0),
+    "reserve_laxity": (0.0, 30.0),
     "timeout_ticks": (0.0, 60.0),
     "spare_servers": (0.0, 6.0),
     "band_low": (0.05, 0.95),
@@ -101,8 +105,18 @@ class HeuristicConfig(Settings):
     """Weight of the idle energy for which the job keeps its server up longer than it would be."""
     place_idle: float = 0.0
     """Weight of the server having no job yet."""
+    place_dear: float = 0.0
+    """Weight of the server's place in the order of waking, so that the last ones run empty."""
+    place_dear_long: float = 0.0
+    """The same times the job's duration, squashed as in observations."""
     hold_laxity: float = 1e6
     """A job with more ticks of laxity than this is not placed on a server without jobs."""
+
+    reserve: float = 0.0
+    """Mean servers' worth of free capacity kept for jobs that cannot wait."""
+    reserve_laxity: float = 5.0
+    """Ticks of laxity up to which a job may use all that is kept; a job with more waits
+    rather than use it, wholly so from ten ticks more on."""
 
     timeout_ticks: float = 5.0
     """idle_timeout: ticks without a job after which a server sleeps."""

@@ -28,7 +28,7 @@ from cloudsched.sim.engine import wake_delay_of
 from cloudsched.sim.jobs import JobTable
 
 _ORDER_AND_PLACEMENT = tuple(
-    name for name in RANGES if name.startswith(("order_", "place_", "scan_", "hold_"))
+    name for name in RANGES if name.startswith(("order_", "place_", "scan_", "hold_", "reserve"))
 )
 _SLEEP = {
     "never": (),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from cloudsched.envs.observation import columns
 from cloudsched.heuristics.adaptive import RuleNumbers
-from cloudsched.heuristics.kernels import CURVE_STEPS, FleetTable, decide
+from cloudsched.heuristics.kernels import CURVE_STEPS, FleetTable, dearness_of, decide
 from cloudsched.heuristics.parameters import HeuristicConfig
 
 LARGEST_W = 480.0
@@ -109,7 +109,11 @@ def _fleet_table(facts: NDArray[np.float64], num_resources: int) -> FleetTable:
     bend = np.log2(np.maximum(full - idle, 1e-6) / np.maximum(half - idle, 1e-6)).clip(0.1, 8.0)
     loads = np.linspace(0.0, 1.0, CURVE_STEPS + 1)
     curve = idle[:, None] + (full - idle)[:, None] * loads ** bend[:, None]
-    return FleetTable(curve_w=LARGEST_W * curve, server_worth=facts[:, :num_resources].mean(axis=0))
+    return FleetTable(
+        curve_w=LARGEST_W * curve,
+        server_worth=facts[:, :num_resources].mean(axis=0),
+        dearness=dearness_of(full, facts[:, 0]),
+    )
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -177,6 +177,42 @@ def test_a_held_job_waits_for_a_busy_server_until_it_becomes_urgent() -> None:
     assert env.engine.state.jobs["start"][0, 0] == 9
 
 
+def one_server(**numbers: float) -> tuple[ClusterVectorEnv, HeuristicPolicy]:
+    """Build a server of capacity one (efficient ones have 0.7 of the base) and a rule for it."""
+    env = cluster(fleet={"num_servers": 1, "base_capacity": 1.0001 / 0.7})
+    return env, HeuristicPolicy(env.config, compose("llf", "best_fit", "never", **numbers))
+
+
+def test_a_job_that_can_wait_leaves_the_reserve_to_jobs_that_cannot() -> None:
+    env, policy = one_server(reserve=0.6, reserve_laxity=5.0)
+    table = jobs((0, 5, 0.5, 0.5), (0, 50, 0.2, 0.2), (1, 3, 0.4, 0.4))  # due at 3, 30 and 3
+    observation = env.reset_to([table])
+    until_tick(env, policy, observation, 10)
+    # Half is free at first, less than the reserve; all of it when the short jobs have ended.
+    assert env.engine.state.jobs["start"][0, :3].tolist() == [0, 5, 1]
+
+
+def test_a_job_comes_to_use_the_reserve_as_its_deadline_nears() -> None:
+    env, policy = one_server(reserve=0.8, reserve_laxity=5.0)
+    observation = env.reset_to([jobs((0, 40, 0.5, 0.5), (0, 50, 0.3, 0.3))])  # due at 24 and 30
+    until_tick(env, policy, observation, 40)
+    # The first starts beside a whole free server; half of it is free for the other one, which may
+    # cut into the reserve that far when it has 5 + 10 * 0.5 / 0.8 = 11.25 ticks left.
+    assert env.engine.state.jobs["start"][0, :2].tolist() == [0, 19]
+
+
+def test_dear_servers_stay_empty_where_a_cheap_one_has_room() -> None:
+    env = cluster()
+    rule = compose("fifo", "worst_fit", "never", place_dear=100.0)
+    policy = HeuristicPolicy(env.config, rule)
+    observation = env.reset_to([jobs(*((0, 50, 0.3, 0.3) for _ in range(10)))])
+    until_tick(env, policy, observation, 1)
+    busy = env.engine.state.servers["num_running"][0] > 0
+    # Two fit on a server of 0.7: the five efficient ones take all ten.
+    assert {env.engine.fleet.models[n] for n in np.flatnonzero(busy)} == {"efficient"}
+    assert busy.sum() == 5
+
+
 def idle_cluster(**settings: Any) -> tuple[ClusterVectorEnv, dict[str, Any]]:
     env = cluster(**settings)
     return env, env.reset_to([jobs((50, 5, 0.1, 0.1))])
