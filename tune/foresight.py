@@ -59,7 +59,7 @@ class Foresight(ScenarioOptions):
         start = load_heuristic(self.policy)
 
         def report(state: TuningProgress) -> None:
-            console.print(f"{state.evaluations:5d} candidates: best {state.best_return:.1f}")
+            console.print(f"{state.evaluations:5d} candidates: best {100 * state.best_gain:+.2f} %")
 
         tuned = tune_heuristic(
             start.replace(headroom_trend=max(start.headroom_trend, 0.3)),

@@ -159,8 +159,8 @@ class _Watch:
             self._reported = now
             self._console.print(
                 f"{now - self.began:6.0f} s  {self.done:6d} of {self._evaluations} candidates: "
-                f"{where}better than the start by {100 * state.generation_return:.2f} % (median), "
-                f"{100 * state.best_return:.2f} % (best)"
+                f"{where}better than the start by {100 * state.generation_gain:.2f} % (median), "
+                f"{100 * state.best_gain:.2f} % (best)"
             )
         if now - self.began > self._limit:
             raise KeyboardInterrupt

@@ -34,7 +34,8 @@ class TuneHeuristic(ClusterOptions):
     """Tune a heuristic's numbers for one workload, or for several at once.
 
     The search is CMA-ES on common random numbers over the train seeds; the test seeds are never
-    touched. The outcome is a file that every `--policy` accepts. Ctrl-C keeps the best so far.
+    touched. Every episode counts in proportion to the start's return in it. The outcome is a file
+    that every `--policy` accepts. Ctrl-C keeps the best so far.
 
     Examples:
       cloudsched tune-heuristic --policy power_aware+headroom --whole --workloads poisson
@@ -44,7 +45,7 @@ class TuneHeuristic(ClusterOptions):
     policy: str = "power_aware+headroom"
     """Where the search starts: a name (`cloudsched policies`), or a file of `tune-heuristic`."""
     workloads: tuple[str, ...] = ("poisson",)
-    """Workloads to be good at; with several, each counts by its return relative to the start's."""
+    """Workloads to be good at."""
     whole: bool = False
     """Tune order and placement too; otherwise only the sleep controller, scan depth and holding."""
     evaluations: int = 2000
@@ -100,7 +101,10 @@ class TuneHeuristic(ClusterOptions):
 
             def report(state: TuningProgress) -> None:
                 nonlocal reported
-                text = f"best {state.best_return:.4g}, generation {state.generation_return:.4g}"
+                text = (
+                    f"best {100 * state.best_gain:+.2f} %, "
+                    f"generation {100 * state.generation_gain:+.2f} % over the start"
+                )
                 progress.update(task, completed=state.evaluations, description=text)
                 if progress.disable and time.monotonic() - reported > REPORT_SECONDS:
                     reported = time.monotonic()
@@ -122,10 +126,9 @@ class TuneHeuristic(ClusterOptions):
         if self.json:
             print(json.dumps(document, indent=1))
         else:
-            gain = tuned.train_return - tuned.start_return
             print(
-                f"train return {tuned.train_return:.4f} (start {tuned.start_return:.4f}, "
-                f"gain {gain:.4f}) after {tuned.evaluations} candidates"
+                f"train return {tuned.train_return:.1f} (start {tuned.start_return:.1f}, "
+                f"{100 * tuned.gain:+.2f} % an episode) after {tuned.evaluations} candidates"
             )
             print(self.out)
 
@@ -135,6 +138,7 @@ class TuneHeuristic(ClusterOptions):
         return {
             "schema": "cloudsched.heuristic.v1",
             "parameters": tuned.config.to_dict(),
+            "gain": tuned.gain,
             "train_return": tuned.train_return,
             "start_return": tuned.start_return,
             "evaluations": tuned.evaluations,

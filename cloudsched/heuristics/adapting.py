@@ -21,7 +21,13 @@ from cloudsched.envs.cluster import FRESH_SEEDS
 from cloudsched.envs.scenario import Scenario
 from cloudsched.heuristics.adaptive import answers_table
 from cloudsched.heuristics.parameters import RANGES, SIGNALS, HeuristicConfig
-from cloudsched.heuristics.tuning import Scorer, TuningProgress, free_parameters, plain_policy
+from cloudsched.heuristics.tuning import (
+    Scorer,
+    TuningProgress,
+    free_parameters,
+    gains_over,
+    plain_policy,
+)
 
 ANSWERING = (
     *("headroom_constant", "headroom_root", "headroom_queued", "headroom_urgent", "headroom_rate"),
@@ -107,15 +113,15 @@ def evolve(
     while done < evaluations:
         score.face(draw_seeds())
         points = search.ask()
-        returns = score([start, *(config_of(np.asarray(point)) for point in points)])[0]
-        gains = ((returns[1:] - returns[0]) / np.abs(returns[0])).mean(axis=1)
+        returns = score([start, *(config_of(np.asarray(point)) for point in points)])
+        gains = gains_over(returns[:, :1], returns[:, 1:])
         search.tell(points, (-gains).tolist())
         done += len(points)
         report(
             TuningProgress(
                 evaluations=done,
-                best_return=float(gains.max()),
-                generation_return=float(np.median(gains)),
+                best_gain=float(gains.max()),
+                generation_gain=float(np.median(gains)),
             )
         )
 

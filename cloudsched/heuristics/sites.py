@@ -1,8 +1,9 @@
 """Finds a rule's numbers for each kind of site apart, and learns to recognise the kind.
 
 Kinds are those of a `mixture`: what arrives, how much of it, and how long waking takes. A search
-that knows the kind needs far fewer candidates than one for all sites at once. At work nobody tells
-the kind; the signals do, the better the longer the episode has run.
+that knows the kind needs far fewer candidates than one for all sites at once, and fewer still from
+numbers that suit the same arrivals at any load and wake delay, so those are searched for first. At
+work nobody tells the kind; the signals do, the better the longer the episode has run.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,7 @@ from cloudsched.workload.mixture import MixtureWorkload
 
 POOL_SIZE = 20_000
 NUM_LEVELS = 3  # of load, for each workload; an episode has the nearest one
+WORKLOAD_SHARE = 1.0 / 3.0  # of the candidates, for numbers that suit one workload
 LESSON_EPISODES = 1024
 LESSON_EVERY = 20  # ticks
 DECAY = 1e-4  # of the recogniser's weights; without it rare terms grow without bound
@@ -44,11 +47,11 @@ class SiteProgress:
 
     site: str
     number: int  # from one
-    num_sites: int
-    search: TuningProgress  # its candidates are those of all sites so far
+    num_searches: int
+    search: TuningProgress  # its candidates are those of all searches so far
 
     def __str__(self) -> str:
-        return f"site {self.number} of {self.num_sites} ({self.site}),"
+        return f"search {self.number} of {self.num_searches} ({self.site}),"
 
 
 def adapt_by_site(
@@ -61,25 +64,35 @@ def adapt_by_site(
 
     Args:
         start: a headroom controller, tuned on the same scenario.
-        config: its candidates are shared out evenly.
+        config: its candidates are shared out evenly among workloads, then among kinds.
         report: may raise KeyboardInterrupt; kinds that had no turn yet then keep the start's.
     """
     pools = _pools(scenario, config.seed)
     names = free_parameters(start, is_whole=True)
-    own = replace(config, evaluations=-(-config.evaluations // len(pools)))
     score = Scorer([scenario], [0], plain_policy)
     found = dict.fromkeys(pools, start)
+    workloads = sorted({workload for workload, _, _ in pools})
+    shared = round(WORKLOAD_SHARE * config.evaluations)
+    searches: list[tuple[str, list[Kind], int]] = []
+    for name in workloads:
+        alike = [kind for kind in pools if kind[0] == name]
+        searches.append((name, alike, shared // len(workloads)))
+    share = (config.evaluations - shared) // len(pools)
+    searches += [(_name(kind), [kind], share) for kind in pools]
     done = 0
 
-    def tell(state: TuningProgress) -> None:
+    def tell(site: str, number: int, state: TuningProgress) -> None:
         nonlocal done
         done += config.population
-        report(SiteProgress(_name(kind), number, len(pools), replace(state, evaluations=done)))
+        report(SiteProgress(site, number, len(searches), replace(state, evaluations=done)))
 
     with suppress(KeyboardInterrupt):
-        for number, (kind, pool) in enumerate(pools.items(), start=1):
-            seeded = replace(own, seed=config.seed + 1000 * number)
-            found[kind] = _search(start, names, score, pool, seeded, tell)
+        for number, (site, kinds, evaluations) in enumerate(searches, start=1):
+            own = replace(config, evaluations=evaluations, seed=config.seed + 1000 * number)
+            pool = np.concatenate([pools[kind] for kind in kinds])
+            watch = partial(tell, site, number)
+            rule = _search(found[kinds[0]], names, score, pool, own, watch)
+            found.update(dict.fromkeys(kinds, rule))
     return start.replace(
         sites={name: tuple(getattr(rule, name) for rule in found.values()) for name in names},
         recogniser=_learn_to_recognise(start, scenario, pools, config.seed),

@@ -1,6 +1,8 @@
 """Tunes a heuristic's numbers with CMA-ES, on train seeds and common random numbers.
 
-Every candidate faces the same arrivals, so differences between candidates are theirs. A generation
+Every candidate faces the same arrivals, so differences between candidates are theirs. It counts by
+how much better it does than the start, episode by episode and in proportion: one great burst costs
+more than all else in fifty episodes, and should not decide alone. A generation
 runs as one batch: cluster `c * S + s` is candidate c on seed s. Threads share the batch out,
 because the kernels release the interpreter's lock.
 """
@@ -48,8 +50,10 @@ class TuningProgress:
     """Where the search stands after a generation."""
 
     evaluations: int
-    best_return: float
-    generation_return: float
+    best_gain: float
+    """How much better than the start the best candidate so far is, in proportion."""
+    generation_gain: float
+    """The same of the median candidate of the generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +61,12 @@ class TunedHeuristic:
     """The outcome of a search."""
 
     config: HeuristicConfig
+    gain: float
+    """How much better than the start it does, in proportion; mean over scenarios and seeds."""
     train_return: float
-    """Mean over scenarios and train seeds of the episode return; of the returns relative to the
-    start when there are several scenarios."""
+    """Mean over scenarios and seeds of the episode return."""
     start_return: float
+    """The same of the start."""
     evaluations: int
 
 
@@ -87,8 +93,7 @@ def tune_heuristic(
 
     Args:
         start: where the search begins.
-        scenarios: what to be good at; with several, each counts by its return relative to the
-            start's, so that none dominates.
+        scenarios: what to be good at.
         seeds: arrivals of every candidate; train seeds only.
         names: the numbers to search.
         evaluations: candidates to try.
@@ -100,8 +105,7 @@ def tune_heuristic(
     if not names:
         raise ConfigError(f"A heuristic with sleep={start.sleep!r} has no numbers to tune.")
     score = Scorer(scenarios, seeds, make_policy or plain_policy)
-    start_return = score([start]).mean(axis=2)
-    scale = np.abs(start_return[:, 0]) if len(scenarios) > 1 else np.ones(1)
+    start_returns = score([start])
     low, high = np.array([RANGES[name] for name in names]).T
     origin = np.array([getattr(start, name) for name in names])
     search = cma.CMAEvolutionStrategy(
@@ -109,36 +113,51 @@ def tune_heuristic(
         step,
         {"bounds": [0.0, 1.0], "popsize": population, "seed": seed + 1, "verbose": -9},
     )
-    best, best_return, done = start, float((start_return[:, 0] / scale).mean()), 1
+    best, best_gain, best_return, done = start, 0.0, float(start_returns.mean()), 1
     try:
         while done < evaluations and not search.stop():
             points = search.ask()
             configs = [_moved(start, names, low + (high - low) * np.asarray(x)) for x in points]
             # The mean of the search is often better than any sample of it.
             mean = low + (high - low) * np.clip(search.result.xfavorite, 0.0, 1.0)
-            scores = score([*configs, _moved(start, names, mean)]).mean(axis=2)
-            returns = (scores / scale[:, None]).mean(axis=0)
-            search.tell(points, (-returns[:-1]).tolist())
             configs.append(_moved(start, names, mean))
+            returns = score(configs)
+            gains = gains_over(start_returns, returns)
+            search.tell(points, (-gains[:-1]).tolist())
             done += len(configs)
-            leader = int(np.argmax(returns))
-            if returns[leader] > best_return:
-                best, best_return = configs[leader], float(returns[leader])
+            leader = int(np.argmax(gains))
+            if gains[leader] > best_gain:
+                best, best_gain = configs[leader], float(gains[leader])
+                best_return = float(returns[:, leader].mean())
             report(
                 TuningProgress(
                     evaluations=done,
-                    best_return=best_return,
-                    generation_return=float(np.median(returns)),
+                    best_gain=best_gain,
+                    generation_gain=float(np.median(gains)),
                 )
             )
     except KeyboardInterrupt:
         pass
     return TunedHeuristic(
         config=best,
+        gain=best_gain,
         train_return=best_return,
-        start_return=float((start_return[:, 0] / scale).mean()),
+        start_return=float(start_returns.mean()),
         evaluations=done,
     )
+
+
+def gains_over(
+    start_returns: NDArray[np.float64], returns: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return (candidates,) the mean gain in proportion to the start's return in each episode.
+
+    Args:
+        start_returns: (scenarios, 1, seeds).
+        returns: (scenarios, candidates, seeds).
+    """
+    gains = (returns - start_returns) / np.maximum(np.abs(start_returns), 1e-9)
+    return np.asarray(gains.mean(axis=(0, 2)))
 
 
 def _moved(

@@ -187,7 +187,7 @@ def test_the_search_learns_to_do_better_at_sites_it_has_not_seen() -> None:
         start,
         SHORT,
         SearchConfig(evaluations=120, population=12, num_seeds=8, step=0.05, seed=0),
-        lambda progress: medians.append(progress.generation_return),
+        lambda progress: medians.append(progress.generation_gain),
     )
     assert len(medians) == 10
     assert set(found.answers) == set(ANSWERING)

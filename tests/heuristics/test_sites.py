@@ -43,9 +43,10 @@ def test_each_kind_gets_its_own_numbers_and_they_do_better_together() -> None:
         SearchConfig(evaluations=960, population=8, num_seeds=8, step=0.05, seed=0),
         seen.append,
     )
-    assert [progress.number for progress in seen] == sorted(10 * [*range(1, 13)])
-    assert [progress.search.evaluations for progress in seen] == [*range(8, 961, 8)]
-    assert {progress.num_sites for progress in seen} == {12}
+    # A third of the candidates for the two workloads, the rest for the twelve kinds.
+    assert [progress.number for progress in seen] == sorted(20 * [1, 2] + 7 * [*range(3, 15)])
+    assert [progress.search.evaluations for progress in seen] == [*range(8, 8 * 124 + 1, 8)]
+    assert {progress.num_searches for progress in seen} == {14}
     assert len(found.recogniser) == 12
     assert all(len(set(values)) > 1 for values in found.sites.values())
     better, worse = (
