@@ -2,9 +2,11 @@
 
 Every candidate faces the same arrivals, so differences between candidates are theirs. It counts by
 how much better it does than the start, episode by episode and in proportion: one great burst costs
-more than all else in fifty episodes, and should not decide alone. A generation
-runs as one batch: cluster `c * S + s` is candidate c on seed s. Threads share the batch out,
-because the kernels release the interpreter's lock.
+more than all else in fifty episodes, and should not decide alone.
+
+A batch is some seeds with all candidates, at cluster `c * S + s` candidate c on seed s; its seeds
+have about as many jobs, because a batch runs until its last episode is over. Threads share the
+batches out: the kernels release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -41,6 +43,9 @@ _SLEEP = {
         *("urgent_ticks", "hysteresis", "min_idle_ticks", "idle_bias"),
     ),
 }
+
+BATCH_CLUSTERS = 128
+"""Fits a processor's cache, and is enough to make calls of the kernels pay."""
 
 MakePolicy = Callable[[ClusterVectorEnv, Sequence[HeuristicConfig]], Policy]
 
@@ -194,35 +199,40 @@ class Scorer:
 
     def __call__(self, configs: Sequence[HeuristicConfig]) -> NDArray[np.float64]:
         """Return (scenarios, candidates, seeds) episode returns."""
-        shards = np.array_split(np.arange(len(configs)), min(self._threads, len(configs)))
-        work = [(i, j) for i in range(len(self._scenarios)) for j in range(len(shards))]
+        count = -(-len(configs) * self._num_seeds // BATCH_CLUSTERS)
+        count = min(self._num_seeds, max(self._threads, count))
+        work = [
+            (i, j, batch)
+            for i, tables in enumerate(self._tables)
+            for j, batch in enumerate(np.array_split(np.argsort([*map(len, tables)]), count))
+        ]
         result = np.zeros((len(self._scenarios), len(configs), self._num_seeds))
         with ThreadPoolExecutor(self._threads) as pool:
-            scores = pool.map(lambda ij: self._run(ij, [configs[c] for c in shards[ij[1]]]), work)
-            for (i, j), returns in zip(work, scores, strict=True):
-                result[i, shards[j]] = returns
+            scores = pool.map(lambda one: self._run(*one, configs), work)
+            for (i, _, batch), returns in zip(work, scores, strict=True):
+                result[i][:, batch] = returns
         return result
 
     def _run(
-        self, which: tuple[int, int], configs: Sequence[HeuristicConfig]
+        self,
+        scenario: int,
+        number: int,
+        batch: NDArray[np.int64],
+        configs: Sequence[HeuristicConfig],
     ) -> NDArray[np.float64]:
-        """Run one shard of candidates (the second of `which`) on one scenario (the first)."""
-        scenario = which[0]
-        key = (*which, len(configs))
-        num_clusters = len(configs) * self._num_seeds
+        """Run all candidates on some of the seeds, in environments that no other thread uses."""
+        key = (scenario, number, len(configs) * len(batch))
         if key not in self._envs:
-            self._envs[key] = _environment(self._scenarios[scenario], num_clusters)
+            self._envs[key] = _environment(self._scenarios[scenario], key[2])
         env = self._envs[key]
         observation = env.reset_to(
-            self._tables[scenario] * len(configs),
-            wake_delays=self._wake_delays[scenario] * len(configs),
+            [self._tables[scenario][i] for i in batch] * len(configs),
+            wake_delays=[self._wake_delays[scenario][i] for i in batch] * len(configs),
         )
-        policy = self._make_policy(
-            env, [config for config in configs for _ in range(self._num_seeds)]
-        )
+        policy = self._make_policy(env, [config for config in configs for _ in batch])
         while not env.advance(policy.act(observation)).is_truncated.all():
             pass
-        return np.asarray(episode_return(env.engine).reshape(len(configs), self._num_seeds))
+        return np.asarray(episode_return(env.engine).reshape(len(configs), len(batch)))
 
 
 def plain_policy(env: ClusterVectorEnv, configs: Sequence[HeuristicConfig]) -> Policy:
