@@ -208,19 +208,16 @@ class Scorer:
         ]
         result = np.zeros((len(self._scenarios), len(configs), self._num_seeds))
         with ThreadPoolExecutor(self._threads) as pool:
-            scores = pool.map(lambda one: self._run(*one, configs), work)
+            scores = pool.map(lambda one: self._run(one, configs), work)
             for (i, _, batch), returns in zip(work, scores, strict=True):
                 result[i][:, batch] = returns
         return result
 
     def _run(
-        self,
-        scenario: int,
-        number: int,
-        batch: NDArray[np.int64],
-        configs: Sequence[HeuristicConfig],
+        self, part: tuple[int, int, NDArray[np.int64]], configs: Sequence[HeuristicConfig]
     ) -> NDArray[np.float64]:
-        """Run all candidates on some of the seeds, in environments that no other thread uses."""
+        """Run all candidates on a scenario and a batch of seeds; each batch has its own clusters."""
+        scenario, number, batch = part
         key = (scenario, number, len(configs) * len(batch))
         if key not in self._envs:
             self._envs[key] = _environment(self._scenarios[scenario], key[2])
