@@ -216,7 +216,7 @@ class Scorer:
     def _run(
         self, part: tuple[int, int, NDArray[np.int64]], configs: Sequence[HeuristicConfig]
     ) -> NDArray[np.float64]:
-        """Run all candidates on a scenario and a batch of seeds; each batch has its own clusters."""
+        """Run all candidates on a scenario and a batch of seeds, in clusters of its own."""
         scenario, number, batch = part
         key = (scenario, number, len(configs) * len(batch))
         if key not in self._envs:
