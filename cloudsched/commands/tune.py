@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from cloudsched.commands.options import ClusterOptions
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.evaluation import first_seeds
+from cloudsched.heuristics.adapting import SearchConfig, tune_on_fresh_arrivals
 from cloudsched.heuristics.catalog import load_heuristic
+from cloudsched.heuristics.parameters import HeuristicConfig
 from cloudsched.heuristics.tuning import (
     TunedHeuristic,
     TuningProgress,
@@ -56,6 +59,10 @@ class TuneHeuristic(ClusterOptions):
     """How far the first candidates lie from the start, as a share of each number's range."""
     num_seeds: int = 50
     """How many of the 50 train seeds to use."""
+    fresh: int | None = None
+    """Try each generation on so many new episodes, drawn below the test seeds, instead of the train
+    seeds; those then only measure the outcome. For workloads whose episodes differ much, such as
+    `mixture`: fifty of them are soon known by heart."""
     seed: int = 0
     """Seed of the search."""
     out: Path = field(default_factory=lambda: Path("runs/tuned.json"))
@@ -67,10 +74,11 @@ class TuneHeuristic(ClusterOptions):
         """Tune, and write the outcome."""
         if self.out.suffix != ".json":
             raise ConfigError(f"--out {str(self.out)!r}: expected a file ending in .json.")
-        for name, low in (("evaluations", 1), ("population", 4), ("num_seeds", 1)):
-            if getattr(self, name) < low:
+        for name, low in (("evaluations", 1), ("population", 4), ("num_seeds", 1), ("fresh", 1)):
+            value = getattr(self, name)
+            if value is not None and value < low:
                 option = name.replace("_", "-")
-                raise ConfigError(f"--{option} {getattr(self, name)}: expected at least {low}.")
+                raise ConfigError(f"--{option} {value}: expected at least {low}.")
         if not self.workloads:
             raise ConfigError("--workloads is empty: expected at least one name.")
         check_folder(self.out.parent)
@@ -110,17 +118,7 @@ class TuneHeuristic(ClusterOptions):
                     reported = time.monotonic()
                     print(f"{state.evaluations} candidates: {text}", file=sys.stderr, flush=True)
 
-            tuned = tune_heuristic(
-                start,
-                scenarios,
-                seeds,
-                names=free_parameters(start, is_whole=self.whole),
-                evaluations=self.evaluations,
-                population=self.population,
-                step=self.step,
-                seed=self.seed,
-                report=report,
-            )
+            tuned = self._search(start, scenarios, seeds, report)
         document = self._document(tuned, scenarios[0], seeds)
         write_files({self.out: f"{json.dumps(document, indent=1)}\n".encode()})
         if self.json:
@@ -131,6 +129,35 @@ class TuneHeuristic(ClusterOptions):
                 f"{100 * tuned.gain:+.2f} % an episode) after {tuned.evaluations} candidates"
             )
             print(self.out)
+
+    def _search(
+        self,
+        start: HeuristicConfig,
+        scenarios: list[Scenario],
+        seeds: list[int],
+        report: Callable[[TuningProgress], None],
+    ) -> TunedHeuristic:
+        names = free_parameters(start, is_whole=self.whole)
+        if self.fresh is None:
+            return tune_heuristic(
+                start,
+                scenarios,
+                seeds,
+                names=names,
+                evaluations=self.evaluations,
+                population=self.population,
+                step=self.step,
+                seed=self.seed,
+                report=report,
+            )
+        config = SearchConfig(
+            evaluations=self.evaluations,
+            population=self.population,
+            num_seeds=self.fresh,
+            step=self.step,
+            seed=self.seed,
+        )
+        return tune_on_fresh_arrivals(start, scenarios, seeds, names, config, report)
 
     def _document(
         self, tuned: TunedHeuristic, scenario: Scenario, seeds: list[int]
@@ -149,6 +176,7 @@ class TuneHeuristic(ClusterOptions):
             "settings": dict(scenario.settings),
             "workload_options": dict(scenario.workload_options),
             "seeds": seeds,
+            "fresh": self.fresh,
             "search_seed": self.seed,
             "cloudsched": __version__,
         }

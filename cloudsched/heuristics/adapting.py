@@ -23,6 +23,7 @@ from cloudsched.heuristics.adaptive import answers_table
 from cloudsched.heuristics.parameters import RANGES, SIGNALS, HeuristicConfig
 from cloudsched.heuristics.tuning import (
     Scorer,
+    TunedHeuristic,
     TuningProgress,
     free_parameters,
     gains_over,
@@ -81,6 +82,81 @@ def adapt_heuristic(
             report,
         )
     return _config(start, names, np.asarray(search.result.xfavorite))
+
+
+def tune_on_fresh_arrivals(
+    start: HeuristicConfig,
+    scenarios: Sequence[Scenario],
+    seeds: Sequence[int],
+    names: Sequence[str],
+    config: SearchConfig,
+    report: Report,
+) -> TunedHeuristic:
+    """Search for better numbers as `tune_heuristic` does, but on new arrivals in each generation.
+
+    Fifty episodes of a workload whose episodes differ much are soon known by heart.
+
+    Args:
+        seeds: train seeds, on which the outcome is measured in the end.
+        names: the numbers to search.
+        report: may raise KeyboardInterrupt to end the search.
+    """
+    score = Scorer(scenarios, seeds, plain_policy)
+    done = 0
+
+    def tell(state: TuningProgress) -> None:
+        nonlocal done
+        done = state.evaluations
+        report(state)
+
+    found, _ = search_numbers(start, names, score, np.arange(FRESH_SEEDS), config, tell)
+    score.face(seeds)
+    returns = score([start, found])
+    return TunedHeuristic(
+        config=found,
+        gain=float(gains_over(returns[:, :1], returns[:, 1:])[0]),
+        train_return=float(returns[:, 1].mean()),
+        start_return=float(returns[:, 0].mean()),
+        evaluations=done,
+    )
+
+
+def search_numbers(
+    start: HeuristicConfig,
+    names: Sequence[str],
+    score: Scorer,
+    pool: NDArray[np.int64],
+    config: SearchConfig,
+    report: Report,
+) -> tuple[HeuristicConfig, bool]:
+    """Search for numbers that beat the start's on arrivals drawn from a pool of seeds.
+
+    Returns:
+        The numbers found, and whether a KeyboardInterrupt of `report` ended the search early.
+    """
+    low, high = np.array([RANGES[name] for name in names]).T
+
+    def config_of(point: NDArray[np.float64]) -> HeuristicConfig:
+        values = (low + (high - low) * np.clip(point, 0.0, 1.0)).round(4).tolist()
+        return start.replace(**dict(zip(names, values, strict=True)))
+
+    generator = np.random.default_rng(config.seed)
+    origin = (np.array([getattr(start, name) for name in names]) - low) / (high - low)
+    search = start_search(np.clip(origin, 0.02, 0.98), config, is_diagonal=False)
+    is_interrupted = False
+    try:
+        evolve(
+            search,
+            score,
+            start,
+            config_of,
+            lambda: generator.choice(pool, config.num_seeds).tolist(),
+            config.evaluations,
+            report,
+        )
+    except KeyboardInterrupt:
+        is_interrupted = True
+    return config_of(np.asarray(search.result.xfavorite)), is_interrupted
 
 
 def start_search(

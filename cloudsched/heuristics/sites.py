@@ -9,7 +9,6 @@ work nobody tells the kind; the signals do, the better the longer the episode ha
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,10 +21,10 @@ from cloudsched.envs.cluster import FRESH_SEEDS, ClusterVectorEnv
 from cloudsched.envs.observation import columns
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
-from cloudsched.heuristics.adapting import Report, SearchConfig, evolve, start_search
+from cloudsched.heuristics.adapting import SearchConfig, search_numbers
 from cloudsched.heuristics.adaptive import terms_of
 from cloudsched.heuristics.composed import HeuristicPolicy
-from cloudsched.heuristics.parameters import RANGES, HeuristicConfig
+from cloudsched.heuristics.parameters import HeuristicConfig
 from cloudsched.heuristics.tuning import Scorer, TuningProgress, free_parameters, plain_policy
 from cloudsched.sim.engine import wake_delay_of
 from cloudsched.workload.mixture import MixtureWorkload
@@ -65,7 +64,7 @@ def adapt_by_site(
     Args:
         start: a headroom controller, tuned on the same scenario.
         config: its candidates are shared out evenly among workloads, then among kinds.
-        report: may raise KeyboardInterrupt; kinds that had no turn yet then keep the start's.
+        report: may raise KeyboardInterrupt; kinds that had no turn yet then keep what they have.
     """
     pools = _pools(scenario, config.seed)
     names = free_parameters(start, is_whole=True)
@@ -86,13 +85,14 @@ def adapt_by_site(
         done += config.population
         report(SiteProgress(site, number, len(searches), replace(state, evaluations=done)))
 
-    with suppress(KeyboardInterrupt):
-        for number, (site, kinds, evaluations) in enumerate(searches, start=1):
-            own = replace(config, evaluations=evaluations, seed=config.seed + 1000 * number)
-            pool = np.concatenate([pools[kind] for kind in kinds])
-            watch = partial(tell, site, number)
-            rule = _search(found[kinds[0]], names, score, pool, own, watch)
-            found.update(dict.fromkeys(kinds, rule))
+    for number, (site, kinds, evaluations) in enumerate(searches, start=1):
+        own = replace(config, evaluations=evaluations, seed=config.seed + 1000 * number)
+        pool = np.concatenate([pools[kind] for kind in kinds])
+        watch = partial(tell, site, number)
+        rule, is_over = search_numbers(found[kinds[0]], names, score, pool, own, watch)
+        found.update(dict.fromkeys(kinds, rule))
+        if is_over:
+            break
     return start.replace(
         sites={name: tuple(getattr(rule, name) for rule in found.values()) for name in names},
         recogniser=_learn_to_recognise(start, scenario, pools, config.seed),
@@ -118,35 +118,6 @@ def _pools(scenario: Scenario, seed: int) -> dict[Kind, NDArray[np.int64]]:
         kind = (name, int(np.abs(levels - load).argmin()), bool(slow))
         pools.setdefault(kind, []).append(int(s))
     return {kind: np.array(pools[kind]) for kind in sorted(pools)}
-
-
-def _search(
-    start: HeuristicConfig,
-    names: tuple[str, ...],
-    score: Scorer,
-    pool: NDArray[np.int64],
-    config: SearchConfig,
-    report: Report,
-) -> HeuristicConfig:
-    low, high = np.array([RANGES[name] for name in names]).T
-
-    def config_of(point: NDArray[np.float64]) -> HeuristicConfig:
-        values = (low + (high - low) * np.clip(point, 0.0, 1.0)).round(4).tolist()
-        return start.replace(**dict(zip(names, values, strict=True)))
-
-    generator = np.random.default_rng(config.seed)
-    origin = (np.array([getattr(start, name) for name in names]) - low) / (high - low)
-    search = start_search(np.clip(origin, 0.02, 0.98), config, is_diagonal=False)
-    evolve(
-        search,
-        score,
-        start,
-        config_of,
-        lambda: generator.choice(pool, config.num_seeds).tolist(),
-        config.evaluations,
-        report,
-    )
-    return config_of(np.asarray(search.result.xfavorite))
 
 
 def _learn_to_recognise(

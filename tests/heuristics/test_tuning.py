@@ -8,6 +8,7 @@ import pytest
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.evaluation import evaluate
+from cloudsched.heuristics.adapting import SearchConfig, tune_on_fresh_arrivals
 from cloudsched.heuristics.catalog import compose, tuned_parameters
 from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.heuristics.parameters import HeuristicConfig
@@ -90,6 +91,38 @@ def test_an_interrupted_search_returns_the_best_so_far() -> None:
     tuned = tune(report=stop_at_second_generation, evaluations=10_000)
     assert tuned.evaluations == seen[-1].evaluations < 30
     assert tuned.gain == seen[-1].best_gain
+
+
+def test_fresh_arrivals_are_searched_on_and_train_seeds_only_measure() -> None:
+    names = free_parameters(LAZY, is_whole=False)
+    config = SearchConfig(evaluations=40, population=8, num_seeds=4, step=0.3, seed=0)
+    seen: list[TuningProgress] = []
+
+    def tuned_with(seeds: range) -> TunedHeuristic:
+        return tune_on_fresh_arrivals(LAZY, (SHORT,), seeds, names, config, seen.append)
+
+    tuned = tuned_with(range(4))
+    assert [progress.evaluations for progress in seen] == [8, 16, 24, 32, 40]
+    assert tuned.evaluations == 40
+    assert tuned.gain > 0.0
+    policy = HeuristicPolicy(SHORT.config, tuned.config)
+    measured = evaluate(policy, SHORT, range(4)).metrics["episode_return"].mean()
+    assert tuned.train_return == pytest.approx(measured, rel=1e-9)
+    # Other train seeds change what is measured, and nothing of what is found.
+    other = tuned_with(range(4, 8))
+    assert other.config == tuned.config
+    assert other.train_return != tuned.train_return
+
+
+def test_an_interrupted_search_on_fresh_arrivals_returns_what_it_has() -> None:
+    def stop(progress: TuningProgress) -> None:
+        raise KeyboardInterrupt
+
+    config = SearchConfig(evaluations=10_000, population=8, num_seeds=2, step=0.3, seed=0)
+    names = free_parameters(LAZY, is_whole=False)
+    tuned = tune_on_fresh_arrivals(LAZY, (SHORT,), range(2), names, config, stop)
+    assert tuned.evaluations == 8
+    assert tuned.config != LAZY
 
 
 def test_a_heuristic_without_numbers_cannot_be_tuned() -> None:
