@@ -408,6 +408,8 @@ def test_an_interrupt_leaves_one_line_and_nothing_half_written(tmp_path: Path) -
     ("words", "message"),
     [
         (["tune-heuristic", "--workloads", "--evaluations", "5"], "--workloads is empty"),
+        (["tune-heuristic", "--fresh", "0"], "--fresh 0: expected at least 1"),
+        (["tune-heuristic", "--evaluations", "0"], "--evaluations 0: expected at least 1"),
         (["tune-heuristic", "--num-seeds", "300"], "from 1 to 50"),
         (["tune-heuristic", "--num-seeds", "0"], "--num-seeds 0: expected at least 1"),
         (["tune-heuristic", "--set", "wake_delay=5"], "Did you mean 'wake_delay_ticks'?"),
