@@ -22,6 +22,7 @@ from cloudsched.models.masking import mask_logits
 from cloudsched.models.pairs import NUM_PAIR_FEATURES, pair_features
 from cloudsched.models.precision import Linear, Output
 from cloudsched.models.prior import RuleCorrection, RulePrior
+from cloudsched.models.scoring import ActionScores, Scene
 from cloudsched.registry import Registry
 
 Observation = Mapping[str, Tensor]
@@ -163,7 +164,7 @@ class SetNetwork(nn.Module):
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return masked logits (B, A) and values (B,)."""
         servers_BNF, jobs_BKF = observation["servers"], observation["jobs"]
-        context_BF, mask_BA = observation["context"], observation["action_mask"]
+        context_BF = observation["context"]
         to_server, to_job = self.context_in(context_BF).unsqueeze(1).chunk(2, dim=-1)
         server_BNW = torch.relu_(self.server_in(servers_BNF) + to_server)
         is_present_BK1 = jobs_BKF[:, :, -1:]
@@ -186,21 +187,40 @@ class SetNetwork(nn.Module):
             self.server_hidden(server_BNW) + self.context_to_server(cluster_BC).unsqueeze(1)
         )
         kind_B4 = self.kind_out(cluster_BC)
-        pair_BNP, toggle_BN2 = self.server_out(hidden_BNW).tensor_split([-2], dim=2)
-        parts = [self._placements(observation, pair_BNP, job_BKW, kind_B4[:, 0])]
+        out_BNP2, pair_job_BKP = self.server_out(hidden_BNW), self.pair_job(job_BKW)
+        if out_BNP2.device.type != "cpu":
+            return self.score(observation, out_BNP2, pair_job_BKP, kind_B4), value_B
+        logits_BA: Tensor = ActionScores.apply(  # type: ignore[no-untyped-call]
+            out_BNP2,
+            pair_job_BKP,
+            kind_B4,
+            self.pair_features.weight,
+            self.pair_out.weight,
+            self.pair_out.bias,
+            Scene.of(observation, self.num_resources, self.is_balanced),
+        )
+        return logits_BA, value_B
+
+    def score(
+        self, observation: Observation, out_BNP2: Tensor, pair_job_BKP: Tensor, kind_B4: Tensor
+    ) -> Tensor:
+        """Return masked logits (B, A); what `ActionScores` does on the CPU, on any device."""
+        mask_BA = observation["action_mask"]
+        pair_BNP, toggle_BN2 = out_BNP2.tensor_split([-2], dim=2)
+        parts = [self._placements(observation, pair_BNP, pair_job_BKP, kind_B4[:, 0])]
         if mask_BA.shape[1] > parts[0].shape[1] + 1:
             parts.append(self._toggles(observation, toggle_BN2, kind_B4))
         parts.append(kind_B4[:, 3:])
-        return mask_logits(torch.cat(parts, dim=1), mask_BA), value_B
+        return mask_logits(torch.cat(parts, dim=1), mask_BA)
 
     def _placements(
-        self, observation: Observation, server_BNP: Tensor, job_BKW: Tensor, kind_B: Tensor
+        self, observation: Observation, server_BNP: Tensor, pair_job_BKP: Tensor, kind_B: Tensor
     ) -> Tensor:
         """Return (B, K*N) logits of the placements; zero where a job does not fit."""
-        num_servers, num_jobs = server_BNP.shape[1], job_BKW.shape[1]
+        num_servers, num_jobs = server_BNP.shape[1], pair_job_BKP.shape[1]
         is_legal = observation["action_mask"][:, : num_jobs * num_servers] != 0
         batch_M, action_M = is_legal.nonzero(as_tuple=True)
-        hidden_MP = self.pair_hidden(observation, server_BNP, job_BKW, batch_M, action_M)
+        hidden_MP = self.pair_hidden(observation, server_BNP, pair_job_BKP, batch_M, action_M)
         if self.is_balanced:
             kind_B = kind_B - is_legal.sum(dim=1).clamp(min=1).log()
         score_M = self.pair_out(hidden_MP).squeeze(-1) + kind_B.index_select(0, batch_M)
@@ -210,12 +230,12 @@ class SetNetwork(nn.Module):
         self,
         observation: Observation,
         server_BNP: Tensor,
-        job_BKW: Tensor,
+        pair_job_BKP: Tensor,
         batch_M: Tensor,
         action_M: Tensor,
     ) -> Tensor:
         """Return (M, P) embeddings of the placements `action_M` in the clusters `batch_M`."""
-        num_servers, num_jobs = server_BNP.shape[1], job_BKW.shape[1]
+        num_servers, num_jobs = server_BNP.shape[1], pair_job_BKP.shape[1]
         server_M = batch_M * num_servers + action_M % num_servers
         job_M = batch_M * num_jobs + action_M // num_servers
         features_MP = pair_features(
@@ -225,7 +245,7 @@ class SetNetwork(nn.Module):
         )
         return torch.relu_(
             server_BNP.flatten(0, 1).index_select(0, server_M)
-            + self.pair_job(job_BKW).flatten(0, 1).index_select(0, job_M)
+            + pair_job_BKP.flatten(0, 1).index_select(0, job_M)
             + self.pair_features(features_MP)
         )
 
