@@ -165,10 +165,10 @@ class SetNetwork(nn.Module):
         """Return masked logits (B, A) and values (B,)."""
         servers_BNF, jobs_BKF = observation["servers"], observation["jobs"]
         context_BF = observation["context"]
-        to_server, to_job = self.context_in(context_BF).unsqueeze(1).chunk(2, dim=-1)
-        server_BNW = torch.relu_(self.server_in(servers_BNF) + to_server)
+        to_server_BW, to_job_BW = self.context_in(context_BF).chunk(2, dim=-1)
+        server_BNW = _embed(self.server_in, servers_BNF, to_server_BW)
         is_present_BK1 = jobs_BKF[:, :, -1:]
-        job_BKW = torch.relu_(self.job_in(jobs_BKF) + to_job) * is_present_BK1
+        job_BKW = _embed(self.job_in, jobs_BKF, to_job_BW) * is_present_BK1
 
         num_present = is_present_BK1.sum(dim=1).clamp(min=1.0)
         pooled = torch.cat(
@@ -183,9 +183,7 @@ class SetNetwork(nn.Module):
         cluster_BC = self.actor_context(pooled).float()
         value_B = self.critic(pooled).squeeze(-1)
 
-        hidden_BNW = torch.relu_(
-            self.server_hidden(server_BNW) + self.context_to_server(cluster_BC).unsqueeze(1)
-        )
+        hidden_BNW = _embed(self.server_hidden, server_BNW, self.context_to_server(cluster_BC))
         kind_B4 = self.kind_out(cluster_BC)
         out_BNP2, pair_job_BKP = self.server_out(hidden_BNW), self.pair_job(job_BKW)
         if out_BNP2.device.type != "cpu":
@@ -299,6 +297,16 @@ def build_network(sizes: ObservationSizes, config: NetworkConfig) -> nn.Module:
         config.prior, config.prior_weight, sizes.num_resources, is_balanced=is_balanced
     )
     return RuleCorrection(network, prior)
+
+
+def _embed(layer: nn.Linear, things_BNF: Tensor, to_each_BW: Tensor) -> Tensor:
+    """Return (B, N, W) embeddings of things, each from its features and what the cluster adds.
+
+    The bias goes to the cluster's part, which is small, and the sum is taken in place: a pass over
+    all things of all clusters costs more than their products.
+    """
+    to_each_BW = to_each_BW + layer.bias
+    return torch.relu_(nn.functional.linear(things_BNF, layer.weight).add_(to_each_BW.unsqueeze(1)))
 
 
 def _perceptron(inputs: int, width: int, outputs: int, *, is_open: bool = True) -> nn.Sequential:

@@ -79,16 +79,25 @@ def take_products_in(dtype: torch.dtype, network: nn.Module) -> None:
             layer.products = dtype
 
 
-def rounded_copy(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a network for acting whose weights were rounded once instead of at each product.
+class RoundedCopy:
+    """A network for acting whose weights were rounded once instead of at each product.
 
     It computes what the network would after `take_products_in(dtype, network)`.
     """
-    if dtype == torch.float32:
-        return network
-    twin = copy.deepcopy(network).requires_grad_(False)
-    take_products_in(dtype, twin)
-    for layer in twin.modules():
-        if isinstance(layer, Linear):
-            layer.to(dtype)
-    return twin
+
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+        self._network = network
+        self._twin = copy.deepcopy(network).requires_grad_(False)
+        take_products_in(dtype, self._twin)
+        for layer in self._twin.modules():
+            if isinstance(layer, Linear):
+                layer.to(dtype)
+
+    def updated(self) -> nn.Module:
+        """Return the copy, with the weights that the network has now."""
+        with torch.no_grad():
+            for rounded, weight in zip(
+                self._twin.parameters(), self._network.parameters(), strict=True
+            ):
+                rounded.copy_(weight)
+        return self._twin

@@ -295,7 +295,7 @@ def action_gradients(
     Args:
         features: (B, N * K, 8) that `score_actions` kept.
         logits_gradient: (B, A); those of illegal actions do not count.
-        room: (2, BLOCK, P) overwritten.
+        room: (2, BLOCK, P) overwritten, with gradients of pairs and of `feature_weight`.
         out_server: (B, N, P + 2) overwritten.
         out_job: (B, K, P) overwritten.
         out_kind: (B, 4) overwritten.
@@ -338,15 +338,14 @@ def action_gradients(
                     some = x0 * w0[i] + x1 * w1[i] + x2 * w2[i] + x3 * w3[i]
                     more = x4 * w4[i] + x5 * w5[i] + x6 * w6[i] + x7 * w7[i]
                     slope[i] = max(brought[i] + job[i] + some + more, zero)
-                for i in range(num_pairs):
-                    out_pair_weight[i] += up * slope[i]
-                for i in range(num_pairs):
-                    slope[i] = up * pair_weight[i] if slope[i] > zero else zero
-                for i in range(num_pairs):
-                    gradient[i] += slope[i]
                 job_gradient = out_job[b, k]
                 for i in range(num_pairs):
-                    job_gradient[i] += slope[i]
+                    hidden = slope[i]
+                    out_pair_weight[i] += up * hidden
+                    down = up * pair_weight[i] if hidden > zero else zero
+                    slope[i] = down
+                    gradient[i] += down
+                    job_gradient[i] += down
                 num_seen += 1
                 num_waiting += 1
                 if num_waiting == BLOCK:

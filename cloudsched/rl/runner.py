@@ -34,9 +34,10 @@ from ray.rllib.utils.metrics import (
     NUM_MODULE_STEPS_SAMPLED_LIFETIME,
     WEIGHTS_SEQ_NO,
 )
+from torch import nn
 
 from cloudsched.envs.cluster import ClusterVectorEnv
-from cloudsched.models.precision import products_dtype, rounded_copy
+from cloudsched.models.precision import RoundedCopy, products_dtype
 from cloudsched.models.rollout import Columns as RolloutColumns
 from cloudsched.models.rollout import Network, RolloutCollector, training_env, training_seeds
 
@@ -71,6 +72,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
         )
         self._weights_seq_no = 0
         self._collector: RolloutCollector | None = None
+        self._copies: dict[nn.Module, RoundedCopy] = {}
         smoothing = self.config.metrics_num_episodes_for_smoothing
         runners = self.config.num_env_runners or 1
         self._recent: deque[dict[str, float]] = deque(maxlen=math.ceil(smoothing / runners))
@@ -216,7 +218,12 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
 
     def _acting(self, module: Any) -> Network:
         """Return a module's network as it acts for one rollout, in the learner's precision."""
-        return rounded_copy(module.network, products_dtype(self.config.precision, self._device))
+        network, dtype = module.network, products_dtype(self.config.precision, self._device)
+        if dtype == torch.float32:
+            return network  # type: ignore[no-any-return]
+        if network not in self._copies:
+            self._copies[network] = RoundedCopy(network, dtype)
+        return self._copies[network].updated()
 
     def _count(self, num_rows: dict[str, int]) -> None:
         """Log the steps sampled, in all and of each module."""
