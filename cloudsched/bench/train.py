@@ -115,8 +115,8 @@ def _ratio(best: dict[str, float], name: str, peer: str) -> float | None:
 
 def _precision(name: str) -> str:
     """Return the type of a contender's matrix products."""
-    is_default = name in ("cloudsched", "cloudsched_set")
-    dtype = products_dtype(DEFAULT_PRECISION if is_default else "float32", "cpu")
+    # The set policy has no layers that are rounded.
+    dtype = products_dtype(DEFAULT_PRECISION if name == "cloudsched" else "float32", "cpu")
     return str(dtype).removeprefix("torch.")
 
 

@@ -105,8 +105,8 @@ class FlatNetwork(nn.Module):
             + sizes.num_jobs * sizes.job_features
             + sizes.context_features
         )
-        self.actor = _perceptron(features, config.flat_width, sizes.num_actions)
-        self.critic = _perceptron(features, config.flat_width, 1)
+        self.actor = _perceptron(features, config.flat_width, sizes.num_actions, Linear)
+        self.critic = _perceptron(features, config.flat_width, 1, Linear)
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return masked logits (B, A) and values (B,)."""
@@ -135,8 +135,11 @@ class SetNetwork(nn.Module):
         self.context_in = nn.Linear(sizes.context_features, 2 * width, bias=False)
 
         pooled = sizes.context_features + 3 * width
-        self.actor_context = _perceptron(pooled, context_width, context_width, is_open=False)
-        self.critic = _perceptron(pooled, context_width, 1)
+        # Not rounded in training: layers this small are no faster in bfloat16.
+        self.actor_context = _perceptron(
+            pooled, context_width, context_width, nn.Linear, is_open=False
+        )
+        self.critic = _perceptron(pooled, context_width, 1, nn.Linear)
 
         self.server_hidden = nn.Linear(width, width)
         self.context_to_server = nn.Linear(context_width, width, bias=False)
@@ -180,7 +183,7 @@ class SetNetwork(nn.Module):
             ],
             dim=1,
         )
-        cluster_BC = self.actor_context(pooled).float()
+        cluster_BC = self.actor_context(pooled)
         value_B = self.critic(pooled).squeeze(-1)
 
         hidden_BNW = _embed(self.server_hidden, server_BNW, self.context_to_server(cluster_BC))
@@ -309,9 +312,11 @@ def _embed(layer: nn.Linear, things_BNF: Tensor, to_each_BW: Tensor) -> Tensor:
     return torch.relu_(nn.functional.linear(things_BNF, layer.weight).add_(to_each_BW.unsqueeze(1)))
 
 
-def _perceptron(inputs: int, width: int, outputs: int, *, is_open: bool = True) -> nn.Sequential:
-    """Return two hidden layers, the second being the last unless `is_open`."""
-    layers: list[Any] = [Linear(inputs, width), nn.ReLU(True), Linear(width, width), nn.ReLU(True)]
+def _perceptron(
+    inputs: int, width: int, outputs: int, layer: type[nn.Linear], *, is_open: bool = True
+) -> nn.Sequential:
+    """Return two hidden layers of a class, the second being the last unless `is_open`."""
+    layers: list[Any] = [layer(inputs, width), nn.ReLU(True), layer(width, width), nn.ReLU(True)]
     if is_open:
         layers.append(Output(width, outputs))
         nn.init.orthogonal_(layers[-1].weight, gain=0.01)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,11 +66,34 @@ class Linear(nn.Linear):
 
 
 class Output(nn.Linear):
-    """A last layer, always in float32: values differ by less than bfloat16 can tell apart."""
+    """A last layer: float32, as values differ by less than bfloat16 can tell apart.
+
+    Only its gradients are products of what is rounded anyway.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the product in float32."""
-        return super().forward(input.float())
+        if input.dtype == torch.float32:
+            return super().forward(input)
+        product: Tensor = _LastProduct.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return product
+
+
+class _LastProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(input_BI, weight_OI)
+        return nn.functional.linear(input_BI.float(), weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BO: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        input_BI, weight_OI = ctx.saved_tensors
+        rounded_BO = gradient_BO.to(input_BI.dtype)
+        return (
+            rounded_BO @ weight_OI.to(input_BI.dtype),
+            (rounded_BO.t() @ input_BI).float(),
+            gradient_BO.sum(dim=0),
+        )
 
 
 def take_products_in(dtype: torch.dtype, network: nn.Module) -> None:

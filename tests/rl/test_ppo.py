@@ -189,19 +189,21 @@ def test_training_can_start_from_given_weights(build, tiny_config, tmp_path):
 @pytest.mark.parametrize("kind", ["flat", "set"])
 def test_rounded_products_sample_and_learn_alike(build, tiny_config, kind):
     tiny_config.training(precision="bfloat16", lr=0.0)
-    tiny_config.rl_module(model_config={"network": {"kind": kind, "width": 16}})
+    tiny_config.rl_module(model_config={"network": {"kind": kind}})
     algorithm = build(tiny_config)
     result = algorithm.train()["learners"]["default_policy"]
     assert result["approximate_kl"] < 1e-8, "without a step, all ratios are one"
     assert result["clip_fraction"] == 0.0
     runner = algorithm.env_runner_group.local_env_runner
-    kinds = {layer.products for layer in runner.module.modules() if isinstance(layer, Linear)}
-    assert kinds == {torch.float32}, "what is evaluated is not rounded"
+    layers = [layer for layer in runner.module.modules() if isinstance(layer, Linear)]
+    assert (len(layers) > 0) == (kind == "flat")
+    assert {layer.products for layer in layers} <= {torch.float32}, "what is kept is not rounded"
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_same_seed_gives_the_same_bits(build, tiny_config, precision):
     tiny_config.training(precision=precision)
+    tiny_config.rl_module(model_config={"network": {"kind": "flat"}})
     found = []
     for _ in range(2):
         algorithm = build(tiny_config.copy(copy_frozen=False))

@@ -93,9 +93,9 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
                 which they share can be taken out of advantages; 1 for none.
             initial_weights: safetensors file with the weights to start from, of a cloned network
                 for example.
-            precision: of the matrix products of sampling and learning: `float32`, `bfloat16`, or
-                `auto` for whichever of them the hardware is faster at. Everything else, and acting
-                once training has ended, is in float32.
+            precision: of the flat network's matrix products in sampling and learning: `float32`,
+                `bfloat16`, or `auto` for whichever of them the hardware is faster at. Everything
+                else is in float32: the set network, and acting once training has ended.
             kwargs: RLlib's.
         """
         super().training(**kwargs)
