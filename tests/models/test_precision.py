@@ -127,3 +127,15 @@ def test_a_rounded_copy_acts_as_the_learner_sees_it_and_leaves_the_network_alone
     for output, other, rough in zip(copied, learned, exact, strict=True):
         torch.testing.assert_close(output, other, rtol=0.0, atol=1e-5)
         assert not torch.equal(output, rough)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_condensed_observations_give_the_same_outputs(
+    dtype: torch.dtype, observation: dict[str, torch.Tensor]
+) -> None:
+    network = network_of("flat")
+    take_products_in(dtype, network)
+    for output, other in zip(
+        network(observation), network(network.condensed(observation)), strict=True
+    ):
+        assert torch.equal(output, other)
