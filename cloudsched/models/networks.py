@@ -18,6 +18,7 @@ from cloudsched.config import ClusterConfig, Settings
 from cloudsched.envs.observation import feature_shapes
 from cloudsched.errors import ConfigError
 from cloudsched.heuristics.parameters import HeuristicConfig
+from cloudsched.models.legal import legal_scores
 from cloudsched.models.masking import mask_logits
 from cloudsched.models.pairs import NUM_PAIR_FEATURES, pair_features
 from cloudsched.models.precision import Linear, Output
@@ -112,7 +113,12 @@ class FlatNetwork(nn.Module):
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return masked logits (B, A) and values (B,); `condensed` observations will do."""
         row_BF = observation[ROW] if ROW in observation else _row(observation)
-        logits_BA = mask_logits(self.actor(row_BF), observation["action_mask"])
+        *layers, last = self.actor
+        hidden_BH = row_BF
+        for layer in layers:
+            hidden_BH = layer(hidden_BH)
+        assert isinstance(last, nn.Linear)
+        logits_BA = legal_scores(hidden_BH, last, observation["action_mask"])
         return logits_BA, self.critic(row_BF).squeeze(-1)
 
     def condensed(self, observation: Observation) -> dict[str, Tensor]:
