@@ -2,6 +2,8 @@
 
 All contenders learn the same task with the same flat 256x256 actor and critic and the same
 hyper-parameters. A figure is env steps a second end to end: sampling, learning and weight sync.
+Ours takes matrix products in the precision that is its default on this hardware, and, as a
+contender of its own, in float32 as all others do.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 
 from cloudsched.config import Settings
 from cloudsched.models.networks import NetworkConfig, ObservationSizes, build_network
+from cloudsched.models.precision import DEFAULT_PRECISION, products_dtype
 from cloudsched.models.rollout import RolloutCollector, training_env, training_seeds
 from cloudsched.models.surrogate import backward_ppo
 
@@ -63,8 +66,8 @@ def run(config: TrainBenchConfig, report: Callable[[str], None]) -> dict[str, An
 
     Returns:
         `steps_per_s` by contender (None with a reason in `absent` where it cannot run), `ratios` of
-        ours to each peer, `set_policy_over_flat`, `set_policy_steps_per_s` by number of servers,
-        and the settings.
+        ours to each peer and `float32_ratios` of ours in float32, `precision` of each contender,
+        `set_policy_over_flat`, `set_policy_steps_per_s` by number of servers, and the settings.
     """
     absent: dict[str, str] = {}
     samples: dict[str, dict[int, list[float]]] = {}
@@ -94,10 +97,9 @@ def run(config: TrainBenchConfig, report: Callable[[str], None]) -> dict[str, An
     best = {name: max(counts.values()) for name, counts in medians.items()}
     return {
         "steps_per_s": {name: best.get(name) for name in CONTENDERS},
-        "ratios": {
-            name: best["cloudsched"] / best[name] if name in best else None
-            for name in ("bare_torch", "sb3_maskable_ppo", "stock_rllib")
-        },
+        "ratios": {name: _ratio(best, "cloudsched", name) for name in PEERS},
+        "float32_ratios": {name: _ratio(best, "cloudsched_float32", name) for name in PEERS},
+        "precision": {name: _precision(name) for name in CONTENDERS},
         "set_policy_over_flat": best["cloudsched_set"] / best["cloudsched"],
         "set_policy_steps_per_s": by_size,
         "steps_per_s_by_env_count": medians,
@@ -105,6 +107,17 @@ def run(config: TrainBenchConfig, report: Callable[[str], None]) -> dict[str, An
         "config": asdict(config),
         "torch_threads": torch.get_num_threads(),
     }
+
+
+def _ratio(best: dict[str, float], name: str, peer: str) -> float | None:
+    return best[name] / best[peer] if peer in best else None
+
+
+def _precision(name: str) -> str:
+    """Return the type of a contender's matrix products."""
+    # The set policy has no layers that are rounded.
+    dtype = products_dtype(DEFAULT_PRECISION if name == "cloudsched" else "float32", "cpu")
+    return str(dtype).removeprefix("torch.")
 
 
 def _measure(iterate: Iterate, seconds: float) -> float:
@@ -133,6 +146,7 @@ def _ours(
     stack: ExitStack,
     kind: str = "flat",
     settings: dict[str, Any] | None = None,
+    precision: str = DEFAULT_PRECISION,
 ) -> Iterate:
     from cloudsched.rl.algorithms.ppo import ClusterPPOConfig
 
@@ -142,7 +156,12 @@ def _ours(
     )
     algorithm_config.env_runners(num_envs_per_env_runner=num_envs)
     algorithm_config.rl_module(model_config={"network": {"kind": kind}})
+    algorithm_config.training(precision=precision)
     return _rllib(algorithm_config, config, stack)
+
+
+def _ours_float32(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> Iterate:
+    return _ours(config, num_envs, stack, precision="float32")
 
 
 def _ours_set(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> Iterate:
@@ -271,8 +290,11 @@ def _sb3(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> Iterate:
 
 CONTENDERS: dict[str, Build] = {
     "cloudsched": _ours,
+    "cloudsched_float32": _ours_float32,
     "cloudsched_set": _ours_set,
     "bare_torch": _bare_torch,
     "sb3_maskable_ppo": _sb3,
     "stock_rllib": _stock_rllib,
 }
+
+PEERS = ("bare_torch", "sb3_maskable_ppo", "stock_rllib")

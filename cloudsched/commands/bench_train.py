@@ -17,8 +17,9 @@ class BenchTrain(TrainBenchConfig):
     """Measure env steps a second of PPO end to end: sampling, learning and weight sync.
 
     Ours inside RLlib, a bare torch loop on the same simulator, SB3's MaskablePPO (extra `bench`)
-    and stock RLlib, all with the same network and hyper-parameters, in turns. Close other programs
-    first.
+    and stock RLlib, all with the same network and hyper-parameters, in turns. Ours takes its matrix
+    products in bfloat16 where that is fast; `cloudsched_float32` is ours without. Close other
+    programs first.
 
     Examples:
       cloudsched bench train
@@ -39,13 +40,14 @@ class BenchTrain(TrainBenchConfig):
         if self.json:
             print_json(document)
             return
-        table = Table("contender")
+        table = Table("contender", "precision")
         table.add_column("steps/s", justify="right")
         table.add_column("ours / it", justify="right")
         for name, speed in document["steps_per_s"].items():
             ratio = document["ratios"].get(name)
             table.add_row(
                 name,
+                document["precision"][name],
                 document["absent"].get(name, "") if speed is None else f"{speed:,.0f}",
                 "" if ratio is None else f"{ratio:.2f}",
             )

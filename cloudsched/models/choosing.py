@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from cloudsched.models.compiled import LOWEST, Array
+from cloudsched.models.set_kernels import LOWEST, Array
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

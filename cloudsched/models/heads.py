@@ -133,7 +133,9 @@ class SetHeads(SetNetwork):
 
         is_legal = mask_BA[:, :num_pairs] != 0
         batch_M, action_M = is_legal.nonzero(as_tuple=True)
-        hidden_MP = self.pair_hidden(observation, pair_BNP, job_BKW, batch_M, action_M)
+        hidden_MP = self.pair_hidden(
+            observation, pair_BNP, self.pair_job(job_BKW), batch_M, action_M
+        )
         score_MH = self.pair_out(hidden_MP) + kind_BH4[:, :, 0].index_select(0, batch_M)
         pairs_BAH = score_MH.new_zeros(batch, num_pairs, NUM_HEADS)
         pairs_BAH = pairs_BAH.index_put((batch_M, action_M), score_MH)

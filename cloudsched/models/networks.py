@@ -18,12 +18,16 @@ from cloudsched.config import ClusterConfig, Settings
 from cloudsched.envs.observation import feature_shapes
 from cloudsched.errors import ConfigError
 from cloudsched.heuristics.parameters import HeuristicConfig
+from cloudsched.models.legal import legal_scores
 from cloudsched.models.masking import mask_logits
 from cloudsched.models.pairs import NUM_PAIR_FEATURES, pair_features
+from cloudsched.models.precision import Linear, Output
 from cloudsched.models.prior import RuleCorrection, RulePrior
+from cloudsched.models.scoring import ActionScores, Scene
 from cloudsched.registry import Registry
 
 Observation = Mapping[str, Tensor]
+ROW = "row"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,15 +107,29 @@ class FlatNetwork(nn.Module):
             + sizes.num_jobs * sizes.job_features
             + sizes.context_features
         )
-        self.actor = _perceptron(features, config.flat_width, sizes.num_actions)
-        self.critic = _perceptron(features, config.flat_width, 1)
+        self.actor = _perceptron(features, config.flat_width, sizes.num_actions, Linear)
+        self.critic = _perceptron(features, config.flat_width, 1, Linear)
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Return masked logits (B, A) and values (B,)."""
-        servers, jobs = observation["servers"], observation["jobs"]
-        row_BF = torch.cat([servers.flatten(1), jobs.flatten(1), observation["context"]], dim=1)
-        logits_BA = mask_logits(self.actor(row_BF), observation["action_mask"])
+        """Return masked logits (B, A) and values (B,); `condensed` observations will do."""
+        row_BF = observation[ROW] if ROW in observation else _row(observation)
+        *layers, last = self.actor
+        hidden_BH = row_BF
+        for layer in layers:
+            hidden_BH = layer(hidden_BH)
+        assert isinstance(last, nn.Linear)
+        logits_BA = legal_scores(hidden_BH, last, observation["action_mask"])
         return logits_BA, self.critic(row_BF).squeeze(-1)
+
+    def condensed(self, observation: Observation) -> dict[str, Tensor]:
+        """Return what `forward` reads of B observations, as it reads it.
+
+        Minibatches are cheaper to take from it, and features are joined and rounded only once.
+        """
+        first = self.actor[0]
+        assert isinstance(first, Linear)
+        row_BF = _row(observation).to(first.products)
+        return {ROW: row_BF, "action_mask": observation["action_mask"]}
 
 
 class SetNetwork(nn.Module):
@@ -133,8 +151,11 @@ class SetNetwork(nn.Module):
         self.context_in = nn.Linear(sizes.context_features, 2 * width, bias=False)
 
         pooled = sizes.context_features + 3 * width
-        self.actor_context = _perceptron(pooled, context_width, context_width, is_open=False)
-        self.critic = _perceptron(pooled, context_width, 1)
+        # Not rounded in training: layers this small are no faster in bfloat16.
+        self.actor_context = _perceptron(
+            pooled, context_width, context_width, nn.Linear, is_open=False
+        )
+        self.critic = _perceptron(pooled, context_width, 1, nn.Linear)
 
         self.server_hidden = nn.Linear(width, width)
         self.context_to_server = nn.Linear(context_width, width, bias=False)
@@ -162,11 +183,11 @@ class SetNetwork(nn.Module):
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return masked logits (B, A) and values (B,)."""
         servers_BNF, jobs_BKF = observation["servers"], observation["jobs"]
-        context_BF, mask_BA = observation["context"], observation["action_mask"]
-        to_server, to_job = self.context_in(context_BF).unsqueeze(1).chunk(2, dim=-1)
-        server_BNW = torch.relu_(self.server_in(servers_BNF) + to_server)
+        context_BF = observation["context"]
+        to_server_BW, to_job_BW = self.context_in(context_BF).chunk(2, dim=-1)
+        server_BNW = _embed(self.server_in, servers_BNF, to_server_BW)
         is_present_BK1 = jobs_BKF[:, :, -1:]
-        job_BKW = torch.relu_(self.job_in(jobs_BKF) + to_job) * is_present_BK1
+        job_BKW = _embed(self.job_in, jobs_BKF, to_job_BW) * is_present_BK1
 
         num_present = is_present_BK1.sum(dim=1).clamp(min=1.0)
         pooled = torch.cat(
@@ -181,25 +202,42 @@ class SetNetwork(nn.Module):
         cluster_BC = self.actor_context(pooled)
         value_B = self.critic(pooled).squeeze(-1)
 
-        hidden_BNW = torch.relu_(
-            self.server_hidden(server_BNW) + self.context_to_server(cluster_BC).unsqueeze(1)
-        )
+        hidden_BNW = _embed(self.server_hidden, server_BNW, self.context_to_server(cluster_BC))
         kind_B4 = self.kind_out(cluster_BC)
-        pair_BNP, toggle_BN2 = self.server_out(hidden_BNW).tensor_split([-2], dim=2)
-        parts = [self._placements(observation, pair_BNP, job_BKW, kind_B4[:, 0])]
+        out_BNP2, pair_job_BKP = self.server_out(hidden_BNW), self.pair_job(job_BKW)
+        if out_BNP2.device.type != "cpu":
+            return self.score(observation, out_BNP2, pair_job_BKP, kind_B4), value_B
+        logits_BA: Tensor = ActionScores.apply(  # type: ignore[no-untyped-call]
+            out_BNP2,
+            pair_job_BKP,
+            kind_B4,
+            self.pair_features.weight,
+            self.pair_out.weight,
+            self.pair_out.bias,
+            Scene.of(observation, self.num_resources, self.is_balanced),
+        )
+        return logits_BA, value_B
+
+    def score(
+        self, observation: Observation, out_BNP2: Tensor, pair_job_BKP: Tensor, kind_B4: Tensor
+    ) -> Tensor:
+        """Return masked logits (B, A); what `ActionScores` does on the CPU, on any device."""
+        mask_BA = observation["action_mask"]
+        pair_BNP, toggle_BN2 = out_BNP2.tensor_split([-2], dim=2)
+        parts = [self._placements(observation, pair_BNP, pair_job_BKP, kind_B4[:, 0])]
         if mask_BA.shape[1] > parts[0].shape[1] + 1:
             parts.append(self._toggles(observation, toggle_BN2, kind_B4))
         parts.append(kind_B4[:, 3:])
-        return mask_logits(torch.cat(parts, dim=1), mask_BA), value_B
+        return mask_logits(torch.cat(parts, dim=1), mask_BA)
 
     def _placements(
-        self, observation: Observation, server_BNP: Tensor, job_BKW: Tensor, kind_B: Tensor
+        self, observation: Observation, server_BNP: Tensor, pair_job_BKP: Tensor, kind_B: Tensor
     ) -> Tensor:
         """Return (B, K*N) logits of the placements; zero where a job does not fit."""
-        num_servers, num_jobs = server_BNP.shape[1], job_BKW.shape[1]
+        num_servers, num_jobs = server_BNP.shape[1], pair_job_BKP.shape[1]
         is_legal = observation["action_mask"][:, : num_jobs * num_servers] != 0
         batch_M, action_M = is_legal.nonzero(as_tuple=True)
-        hidden_MP = self.pair_hidden(observation, server_BNP, job_BKW, batch_M, action_M)
+        hidden_MP = self.pair_hidden(observation, server_BNP, pair_job_BKP, batch_M, action_M)
         if self.is_balanced:
             kind_B = kind_B - is_legal.sum(dim=1).clamp(min=1).log()
         score_M = self.pair_out(hidden_MP).squeeze(-1) + kind_B.index_select(0, batch_M)
@@ -209,12 +247,12 @@ class SetNetwork(nn.Module):
         self,
         observation: Observation,
         server_BNP: Tensor,
-        job_BKW: Tensor,
+        pair_job_BKP: Tensor,
         batch_M: Tensor,
         action_M: Tensor,
     ) -> Tensor:
         """Return (M, P) embeddings of the placements `action_M` in the clusters `batch_M`."""
-        num_servers, num_jobs = server_BNP.shape[1], job_BKW.shape[1]
+        num_servers, num_jobs = server_BNP.shape[1], pair_job_BKP.shape[1]
         server_M = batch_M * num_servers + action_M % num_servers
         job_M = batch_M * num_jobs + action_M // num_servers
         features_MP = pair_features(
@@ -224,7 +262,7 @@ class SetNetwork(nn.Module):
         )
         return torch.relu_(
             server_BNP.flatten(0, 1).index_select(0, server_M)
-            + self.pair_job(job_BKW).flatten(0, 1).index_select(0, job_M)
+            + pair_job_BKP.flatten(0, 1).index_select(0, job_M)
             + self.pair_features(features_MP)
         )
 
@@ -280,11 +318,29 @@ def build_network(sizes: ObservationSizes, config: NetworkConfig) -> nn.Module:
     return RuleCorrection(network, prior)
 
 
-def _perceptron(inputs: int, width: int, outputs: int, *, is_open: bool = True) -> nn.Sequential:
-    """Return two hidden layers, the second being the last unless `is_open`."""
-    layers: list[Any] = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+def _row(observation: Observation) -> Tensor:
+    """Return all features of a cluster in one row, (B, F)."""
+    servers, jobs = observation["servers"], observation["jobs"]
+    return torch.cat([servers.flatten(1), jobs.flatten(1), observation["context"]], dim=1)
+
+
+def _embed(layer: nn.Linear, things_BNF: Tensor, to_each_BW: Tensor) -> Tensor:
+    """Return (B, N, W) embeddings of things, each from its features and what the cluster adds.
+
+    The bias goes to the cluster's part, which is small, and the sum is taken in place: a pass over
+    all things of all clusters costs more than their products.
+    """
+    to_each_BW = to_each_BW + layer.bias
+    return torch.relu_(nn.functional.linear(things_BNF, layer.weight).add_(to_each_BW.unsqueeze(1)))
+
+
+def _perceptron(
+    inputs: int, width: int, outputs: int, layer: type[nn.Linear], *, is_open: bool = True
+) -> nn.Sequential:
+    """Return two hidden layers of a class, the second being the last unless `is_open`."""
+    layers: list[Any] = [layer(inputs, width), nn.ReLU(True), layer(width, width), nn.ReLU(True)]
     if is_open:
-        layers.append(nn.Linear(width, outputs))
+        layers.append(Output(width, outputs))
         nn.init.orthogonal_(layers[-1].weight, gain=0.01)
         nn.init.zeros_(layers[-1].bias)
     return nn.Sequential(*layers)

@@ -34,11 +34,12 @@ from ray.rllib.utils.metrics import (
     NUM_MODULE_STEPS_SAMPLED_LIFETIME,
     WEIGHTS_SEQ_NO,
 )
-from torch import Tensor
+from torch import nn
 
 from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.models.precision import RoundedCopy, products_dtype
 from cloudsched.models.rollout import Columns as RolloutColumns
-from cloudsched.models.rollout import RolloutCollector, training_env, training_seeds
+from cloudsched.models.rollout import Network, RolloutCollector, training_env, training_seeds
 
 REPORTED_METRICS = (
     "mean_power_w",
@@ -71,6 +72,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
         )
         self._weights_seq_no = 0
         self._collector: RolloutCollector | None = None
+        self._copies: dict[nn.Module, RoundedCopy] = {}
         smoothing = self.config.metrics_num_episodes_for_smoothing
         runners = self.config.num_env_runners or 1
         self._recent: deque[dict[str, float]] = deque(maxlen=math.ceil(smoothing / runners))
@@ -133,7 +135,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
     def _collect(self) -> dict[str, RolloutColumns]:
         """Return the decisions of each module."""
         assert self._collector is not None
-        return {DEFAULT_MODULE_ID: self._collector.collect(self._network)}
+        assert self.module is not None
+        return {DEFAULT_MODULE_ID: self._collector.collect(self._acting(self.module))}
 
     def _batch(self, columns: RolloutColumns) -> Batch:
         """Name the columns as RLlib does."""
@@ -213,10 +216,14 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
         if self.env is not None:
             self.env.close()
 
-    def _network(self, observation: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        assert self.module is not None
-        outputs = self.module._forward({Columns.OBS: observation})
-        return outputs[Columns.ACTION_DIST_INPUTS], outputs[Columns.VF_PREDS]
+    def _acting(self, module: Any) -> Network:
+        """Return a module's network as it acts for one rollout, in the learner's precision."""
+        network, dtype = module.network, products_dtype(self.config.precision, self._device)
+        if dtype == torch.float32:
+            return network  # type: ignore[no-any-return]
+        if network not in self._copies:
+            self._copies[network] = RoundedCopy(network, dtype)
+        return self._copies[network].updated()
 
     def _count(self, num_rows: dict[str, int]) -> None:
         """Log the steps sampled, in all and of each module."""

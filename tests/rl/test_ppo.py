@@ -6,6 +6,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from safetensors.torch import save_file
 
 from cloudsched.errors import ConfigError
+from cloudsched.models.precision import Linear
 from cloudsched.rl.algorithms.ppo import ENV_ID, ClusterPPO, ClusterPPOConfig
 from cloudsched.rl.learners import ppo
 from cloudsched.rl.modules.cluster import ClusterModule
@@ -183,6 +184,39 @@ def test_training_can_start_from_given_weights(build, tiny_config, tmp_path):
         torch.testing.assert_close(runner.module.network.state_dict()[name], array)
         np.testing.assert_array_equal(weights(algorithm)["network." + name], array)
     algorithm.train()
+
+
+@pytest.mark.parametrize("kind", ["flat", "set"])
+def test_rounded_products_sample_and_learn_alike(build, tiny_config, kind):
+    tiny_config.training(precision="bfloat16", lr=0.0)
+    tiny_config.rl_module(model_config={"network": {"kind": kind}})
+    algorithm = build(tiny_config)
+    result = algorithm.train()["learners"]["default_policy"]
+    assert result["approximate_kl"] < 1e-8, "without a step, all ratios are one"
+    assert result["clip_fraction"] == 0.0
+    runner = algorithm.env_runner_group.local_env_runner
+    layers = [layer for layer in runner.module.modules() if isinstance(layer, Linear)]
+    assert (len(layers) > 0) == (kind == "flat")
+    assert {layer.products for layer in layers} <= {torch.float32}, "what is kept is not rounded"
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_same_seed_gives_the_same_bits(build, tiny_config, precision):
+    tiny_config.training(precision=precision)
+    tiny_config.rl_module(model_config={"network": {"kind": "flat"}})
+    found = []
+    for _ in range(2):
+        algorithm = build(tiny_config.copy(copy_frozen=False))
+        for _ in range(2):
+            algorithm.train()
+        found.append(weights(algorithm))
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array, err_msg=name)
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ConfigError, match="expected one of auto, float32, bfloat16"):
+        ClusterPPOConfig().training(precision="float16")
 
 
 def test_missing_initial_weights_are_named(tiny_config, tmp_path):

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from cloudsched.models.losses import PPOLoss
 from cloudsched.models.memory import keep_freed_memory
+from cloudsched.models.networks import ROW, FlatNetwork
+from cloudsched.models.precision import products_dtype, take_products_in
 from cloudsched.models.surrogate import backward_ppo
 from cloudsched.rl.runner import Batch, as_tensors
 
@@ -37,6 +39,8 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
         """Build module and optimiser."""
         super().build()
         keep_freed_memory()
+        dtype = products_dtype(self.config.precision, self._device)
+        self.module.foreach_module(lambda _, module: take_products_in(dtype, module))
         self._advantage_variances: dict[str, float] = {}
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
@@ -102,6 +106,9 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
             columns[Postprocessing.ADVANTAGES].zero_()
             entropy_weight = 0.0
         module, optimizer = self.module[module_id], self.get_optimizer(module_id)
+        network = module.unwrapped().network
+        if isinstance(network, FlatNetwork):
+            columns[Columns.OBS] = network.condensed(columns[Columns.OBS])
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         terms: list[Tensor] = []
         for _ in range(num_epochs):
@@ -193,8 +200,11 @@ def minibatches(columns: Batch, minibatch_size: int | None) -> Iterator[Tensor]:
 
 def in_cache(columns: Batch, rows: Tensor) -> Iterator[Batch]:
     """Yield these rows of a minibatch, on a CPU in parts whose embeddings fit into its cache."""
-    num_servers = columns[Columns.OBS]["servers"].shape[1]
-    size = max(1, CACHED_SERVERS // num_servers) if rows.device.type == "cpu" else len(rows)
+    observation = columns[Columns.OBS]
+    if ROW in observation or rows.device.type != "cpu":
+        size = len(rows)
+    else:
+        size = max(1, CACHED_SERVERS // observation["servers"].shape[1])
     for part in rows.tensor_split(-(-len(rows) // size)):
         yield _take(columns, part)
 

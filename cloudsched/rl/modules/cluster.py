@@ -32,6 +32,10 @@ class ClusterModule(TorchRLModule, ValueFunctionAPI):  # type: ignore[misc]
             NetworkConfig.from_dict(dict(self.model_config or {}).get(NETWORK, {})),
         )
 
+    def train(self, mode: bool = True) -> ClusterModule:
+        """Switch all layers; RLlib asks for it in each pass, where mostly nothing is to be done."""
+        return self if self.training == mode else super().train(mode)
+
     def _forward(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
         logits_BA, value_B = self.network(batch[Columns.OBS])
         return {Columns.ACTION_DIST_INPUTS: logits_BA, Columns.VF_PREDS: value_B}
