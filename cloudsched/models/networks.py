@@ -20,6 +20,7 @@ from cloudsched.errors import ConfigError
 from cloudsched.heuristics.parameters import HeuristicConfig
 from cloudsched.models.masking import mask_logits
 from cloudsched.models.pairs import NUM_PAIR_FEATURES, pair_features
+from cloudsched.models.precision import Linear, Output
 from cloudsched.models.prior import RuleCorrection, RulePrior
 from cloudsched.registry import Registry
 
@@ -178,7 +179,7 @@ class SetNetwork(nn.Module):
             ],
             dim=1,
         )
-        cluster_BC = self.actor_context(pooled)
+        cluster_BC = self.actor_context(pooled).float()
         value_B = self.critic(pooled).squeeze(-1)
 
         hidden_BNW = torch.relu_(
@@ -282,9 +283,9 @@ def build_network(sizes: ObservationSizes, config: NetworkConfig) -> nn.Module:
 
 def _perceptron(inputs: int, width: int, outputs: int, *, is_open: bool = True) -> nn.Sequential:
     """Return two hidden layers, the second being the last unless `is_open`."""
-    layers: list[Any] = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+    layers: list[Any] = [Linear(inputs, width), nn.ReLU(True), Linear(width, width), nn.ReLU(True)]
     if is_open:
-        layers.append(nn.Linear(width, outputs))
+        layers.append(Output(width, outputs))
         nn.init.orthogonal_(layers[-1].weight, gain=0.01)
         nn.init.zeros_(layers[-1].bias)
     return nn.Sequential(*layers)

@@ -34,11 +34,11 @@ from ray.rllib.utils.metrics import (
     NUM_MODULE_STEPS_SAMPLED_LIFETIME,
     WEIGHTS_SEQ_NO,
 )
-from torch import Tensor
 
 from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.models.precision import products_dtype, rounded_copy
 from cloudsched.models.rollout import Columns as RolloutColumns
-from cloudsched.models.rollout import RolloutCollector, training_env, training_seeds
+from cloudsched.models.rollout import Network, RolloutCollector, training_env, training_seeds
 
 REPORTED_METRICS = (
     "mean_power_w",
@@ -133,7 +133,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
     def _collect(self) -> dict[str, RolloutColumns]:
         """Return the decisions of each module."""
         assert self._collector is not None
-        return {DEFAULT_MODULE_ID: self._collector.collect(self._network)}
+        assert self.module is not None
+        return {DEFAULT_MODULE_ID: self._collector.collect(self._acting(self.module))}
 
     def _batch(self, columns: RolloutColumns) -> Batch:
         """Name the columns as RLlib does."""
@@ -213,10 +214,9 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
         if self.env is not None:
             self.env.close()
 
-    def _network(self, observation: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        assert self.module is not None
-        outputs = self.module._forward({Columns.OBS: observation})
-        return outputs[Columns.ACTION_DIST_INPUTS], outputs[Columns.VF_PREDS]
+    def _acting(self, module: Any) -> Network:
+        """Return a module's network as it acts for one rollout, in the learner's precision."""
+        return rounded_copy(module.network, products_dtype(self.config.precision, self._device))
 
     def _count(self, num_rows: dict[str, int]) -> None:
         """Log the steps sampled, in all and of each module."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cloudsched.errors import ConfigError
 from cloudsched.models.rollout import Columns as RolloutColumns
+from cloudsched.models.rollout import Network
 from cloudsched.rl.algorithms.columns import ENV_ID, ColumnTraining
 from cloudsched.rl.learners.dqn import ELAPSED_TICKS, ReplayDQNLearner
 from cloudsched.rl.modules.cluster import ClusterQModule
@@ -32,7 +33,10 @@ class ReplayEnvRunner(BatchedEnvRunner):
         super().make_module()
         self._epsilon = Scheduler(fixed_value_or_schedule=self.config.epsilon, framework="torch")
 
-    def _network(self, observation: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _acting(self, module: Any) -> Network:
+        return self._explore
+
+    def _explore(self, observation: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         assert self.module is not None
         epsilon = float(self._epsilon.get_current_value())
         outputs = self.module._forward_exploration({Columns.OBS: observation}, epsilon=epsilon)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from gymnasium.spaces import Discrete
 from ray.rllib.algorithms.algorithm_config import NotProvided
-from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from torch import Tensor, nn
@@ -60,16 +58,10 @@ class HierarchyEnvRunner(BatchedEnvRunner):
 
     def _collect(self) -> dict[str, RolloutColumns]:
         assert isinstance(self._collector, HierarchyCollector)
-        columns = self._collector.collect_all({name: self._forward(name) for name in MODULES})
+        assert self.module is not None
+        networks = {name: self._acting(self.module[name]) for name in MODULES}
+        columns = self._collector.collect_all(networks)
         return {name: part for name, part in columns.items() if len(part.action)}
-
-    def _forward(self, name: str) -> Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]:
-        def forward(observation: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            assert self.module is not None
-            outputs = self.module[name]._forward({Columns.OBS: observation})
-            return outputs[Columns.ACTION_DIST_INPUTS], outputs[Columns.VF_PREDS]
-
-        return forward
 
 
 class HierarchicalConfig(ClusterPPOConfig):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cloudsched.errors import ConfigError
+from cloudsched.models.precision import DEFAULT_PRECISION, check_precision
 from cloudsched.rl.algorithms.columns import ENV_ID, ColumnTraining
 from cloudsched.rl.learners.ppo import ColumnPPOLearner
 from cloudsched.rl.modules.cluster import ClusterModule
@@ -37,6 +38,7 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
         self.critic_first = 0
         self.arrival_group_size = 4
         self.initial_weights: str | None = None
+        self.precision = DEFAULT_PRECISION
         self.environment(ENV_ID)
         self.env_runners(
             env_runner_cls=BatchedEnvRunner,
@@ -70,6 +72,7 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
         critic_first: int = NotProvided,
         arrival_group_size: int = NotProvided,
         initial_weights: str | None = NotProvided,
+        precision: str = NotProvided,
         **kwargs: Any,
     ) -> ClusterPPOConfig:
         """Set hyper-parameters.
@@ -90,6 +93,9 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
                 which they share can be taken out of advantages; 1 for none.
             initial_weights: safetensors file with the weights to start from, of a cloned network
                 for example.
+            precision: of the matrix products of sampling and learning: `float32`, `bfloat16`, or
+                `auto` for whichever of them the hardware is faster at. Everything else, and acting
+                once training has ended, is in float32.
             kwargs: RLlib's.
         """
         super().training(**kwargs)
@@ -110,6 +116,8 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
             self.arrival_group_size = arrival_group_size
         if initial_weights is not NotProvided:
             self.initial_weights = initial_weights
+        if precision is not NotProvided:
+            self.precision = check_precision(precision)
         return self
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:

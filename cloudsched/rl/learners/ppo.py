@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cloudsched.models.losses import PPOLoss
 from cloudsched.models.memory import keep_freed_memory
+from cloudsched.models.precision import products_dtype, take_products_in
 from cloudsched.models.surrogate import backward_ppo
 from cloudsched.rl.runner import Batch, as_tensors
 
@@ -37,6 +38,8 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
         """Build module and optimiser."""
         super().build()
         keep_freed_memory()
+        dtype = products_dtype(self.config.precision, self._device)
+        self.module.foreach_module(lambda _, module: take_products_in(dtype, module))
         self._advantage_variances: dict[str, float] = {}
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
