@@ -28,7 +28,8 @@ from cloudsched.datasets.manifest import Manifest
 from cloudsched.datasets.record import RecordingConfig, default_behaviours, record, with_ray_data
 from cloudsched.datasets.shard import MakePolicy
 from cloudsched.envs.scenario import Scenario
-from cloudsched.models.constrained import ConstrainedConfig, ConstrainedLearner
+from cloudsched.models.constrained import ConstrainedConfig
+from cloudsched.models.constrained_learner import ConstrainedLearner
 from cloudsched.models.networks import NetworkConfig
 from cloudsched.rl.offline import build_model, iter_batches, reader
 

@@ -11,11 +11,9 @@ from cloudsched.config import ClusterConfig, FleetConfig
 from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.envs.observation import columns
 from cloudsched.heuristics.random import RandomPolicy
-from cloudsched.models.constrained import (
-    OBSERVATION,
-    ConstrainedConfig,
-    ConstrainedLearner,
-    ConstrainedModel,
+from cloudsched.models.constrained import OBSERVATION, ConstrainedConfig, ConstrainedModel
+from cloudsched.models.constrained_learner import ConstrainedLearner
+from cloudsched.models.constrained_loss import (
     constrained_target,
     cost_pessimism,
     kind_weights,
@@ -60,13 +58,18 @@ def test_each_head_is_one_ordinary_network(observation, kind, is_balanced):
         assert (logits[~is_legal] < -1e30).all()
 
 
-def a_better_policy(prior, reward, cost):
+def a_better_policy(prior, reward, cost, *, can_place=False):
     """Score two pairs, a server that sleeps, one that does not, and waiting."""
     cluster = ClusterConfig(fleet=FleetConfig(num_servers=2), visible_jobs=1)
     sizes = ObservationSizes.of(cluster)
     servers = torch.zeros(1, 2, sizes.server_features)
     servers[0, 0, columns(cluster.num_resources).is_asleep] = 1.0
-    seen = {"servers": servers, "jobs": torch.zeros(1, 1, sizes.job_features)}
+    mask = torch.tensor([[can_place, can_place, 1, 1, 1]], dtype=torch.int8)
+    seen = {
+        "servers": servers,
+        "jobs": torch.zeros(1, 1, sizes.job_features),
+        "action_mask": mask,
+    }
     logits, gains, costs = (torch.tensor([values]) for values in (prior, reward, cost))
     heads = Heads(logits, gains, costs, logits, torch.zeros(1, 2))
     score = heads.score(price=2.0, temperature=0.1, reach=2.0, observation=seen)
@@ -89,6 +92,13 @@ def test_only_sleeping_gains_on_other_kinds_of_action():
     assert (after[2] / after[4]).item() == pytest.approx((before[2] / before[4]).item(), rel=1e-5)
     assert after[0] / after[1] > before[0] / before[1]  # but where a job goes is free
     assert torch.isfinite(score).all()
+
+
+def test_sleeping_gains_nothing_while_a_job_can_be_placed():
+    prior, reward = [0.3, 0.0, -1.0, -2.0, 0.5], [0.2, -0.1, -3.0, 3.0, 3.0]
+    _, after, before = a_better_policy(prior, reward, [0.0] * 5, can_place=True)
+    assert after[3].item() == pytest.approx(before[3].item(), rel=1e-5)
+    assert after[0] / after[1] > before[0] / before[1]
 
 
 def test_the_target_agrees_with_a_scalar_loop():
