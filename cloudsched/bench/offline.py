@@ -194,7 +194,7 @@ def _fed_from_memory(
 
     def step() -> None:
         rows = torch.randint(count, (config.batch_size,))
-        learner.step({name: values[rows] for name, values in columns.items()})
+        learner.step({name: values.index_select(0, rows) for name, values in columns.items()})
 
     return step
 

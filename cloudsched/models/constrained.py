@@ -37,8 +37,10 @@ from cloudsched.models.constrained_loss import (
     decisions,
     kind_weights,
     kinds,
+    kinds_of,
+    sums_by_kind,
 )
-from cloudsched.models.heads import POLICY, PRIOR, Heads, build_heads
+from cloudsched.models.heads import POLICY, PRIOR, HeadNetwork, Heads, build_heads
 from cloudsched.models.lagrange import LagrangeConfig
 from cloudsched.models.masking import log_prob, log_probs, log_total, mask_logits
 from cloudsched.models.networks import NetworkConfig, Observation, ObservationSizes
@@ -51,6 +53,7 @@ POWER_SCALE = 0.1  # of full power; brings values of reward to order one
 RATE_SCALE = 0.05  # of jobs; brings values of cost to order one
 LUCK_WIDTH = 64
 ADVANTAGE_WEIGHT = 0.1
+ROWS = 128
 NOISE_RATE = 0.02  # of the running means of squared targets and of shares
 
 
@@ -137,7 +140,12 @@ class ConstrainedModel(nn.Module):
         mask_BA, action_B = batch["action_mask"], batch["action"]
         observation = {name: batch[name] for name in OBSERVATION}
         following = {name: batch[NEXT + name] for name in OBSERVATION}
-        heads = self._heads(self.heads, observation, config)
+        # Weighed with their own probability, random decisions do not count as what anyone meant.
+        meant_B = batch["behaviour_probability"]
+        own_kind_B = kinds_of(action_B, observation)
+        strained = self._strained(observation, following["jobs"], own_kind_B, meant_B > 0.5)
+        all_heads = self._heads(self.heads, _in_one(observation, *strained), config)
+        heads = Heads(*(part[: len(action_B)] for part in all_heads))
         with torch.no_grad():
             if NEXT_ACTION in batch:  # a given policy is evaluated
                 next_action_B = batch[NEXT_ACTION]
@@ -145,11 +153,9 @@ class ConstrainedModel(nn.Module):
                 online = self._heads(self.heads, following, config)
                 next_action_B = decisions(_score(online, price, config, following), following)
             reward_B2 = torch.stack([batch["reward"], batch["cost"]], dim=1)
-            target_B2, next_B2 = constrained_target(
-                reward_B2=reward_B2,
-                discount_B=batch["discount"],
-                next_action_B=next_action_B,
-                target_next=self._heads(self.target, following, config),
+            next_B2 = self._values(self.target, following, next_action_B, config)
+            target_B2 = constrained_target(
+                reward_B2=reward_B2, discount_B=batch["discount"], next_B2=next_B2
             )
         value_error_B2 = (heads.value_B2 - target_B2) / self.scale_2
         value_2 = nn.functional.smooth_l1_loss(
@@ -172,25 +178,14 @@ class ConstrainedModel(nn.Module):
         weight_4 = torch.where(
             has_heard, kind_weights(self.share_4 / heard), torch.ones_like(self.share_4)
         )
-        # Weighed with their own probability, random decisions do not count as what anyone meant.
-        meant_B = batch["behaviour_probability"]
-        kind_BA = kinds(observation)
-        own_kind_B = kind_BA.gather(1, taken_B1).squeeze(1)
         share_4 = torch.zeros_like(self.share_4).index_add(0, own_kind_B, meant_B) / meant_B.sum()
         own_log_prob_B = log_prob(log_probs(heads.prior_BA), action_B)
         prior = -(meant_B * weight_4[own_kind_B] * own_log_prob_B).mean()
-        wanted_BA = torch.softmax(_score(heads, price, config, observation).detach(), dim=1)
-        weight_B = (wanted_BA * weight_4[kind_BA]).sum(dim=1)
+        with torch.no_grad():
+            wanted_BA = torch.softmax(_score(heads, price, config, observation), dim=1)
+            weight_B = sums_by_kind(wanted_BA, observation) @ weight_4
         policy = -(weight_B * (wanted_BA * log_probs(heads.policy_BA)).sum(dim=1)).mean()
-        is_wake_B, is_place_B = ((own_kind_B == kind) & (meant_B > 0.5) for kind in (WAKE, PLACE))
-        wakes = {name: values[is_wake_B] for name, values in observation.items()}
-        placements = {name: values[is_place_B] for name, values in observation.items()}
-        strain = (
-            weight_4[WAKE]
-            * self._shortfall(under_strain(wakes, following["jobs"][is_wake_B]), WAKE)
-            / NUM_COPIES
-            + weight_4[PLACE] * self._shortfall(after_longer_waits(placements), PLACE) * ONE_IN
-        ) / len(action_B)
+        strain = self._shortfall(all_heads, len(action_B), strained, weight_4) / len(action_B)
         gap = cost_pessimism(heads.cost_BA, mask_BA, action_B, config.nat)
         # In the units of the squared error beside it: a shift of `pessimism` nats where the policy
         # takes an action twice as often as the data does.
@@ -222,16 +217,44 @@ class ConstrainedModel(nn.Module):
             share_4=share_4,
         )
 
-    def _shortfall(self, observation: Observation, kind: int) -> Tensor:
-        """Return by how many nats prior and policy miss a kind of action, summed."""
-        heads = self.heads(observation)
-        is_wanted_SA = kinds(observation) == kind
-        # Which action of the kind it is, they learn from what was logged.
-        prior_S1, policy_S1 = (
-            log_total(logits_SA) - log_total(mask_logits(logits_SA, is_wanted_SA))
-            for logits_SA in (heads.prior_BA, heads.policy_BA)
+    def _strained(
+        self, observation: Observation, later_jobs: Tensor, kind_B: Tensor, is_meant_B: Tensor
+    ) -> tuple[Observation, Observation]:
+        """Return logged wakes and placements under strain."""
+        wakes, placements = (
+            (is_meant_B & (kind_B == kind)).nonzero().squeeze(1) for kind in (WAKE, PLACE)
         )
-        return (prior_S1 + policy_S1).sum()
+        return (
+            under_strain(_rows(observation, wakes), later_jobs.index_select(0, wakes)),
+            after_longer_waits(_rows(observation, placements)),
+        )
+
+    def _shortfall(
+        self,
+        heads: Heads,
+        first: int,
+        strained: tuple[Observation, Observation],
+        weight_4: Tensor,
+    ) -> Tensor:
+        """Return by how many nats prior and policy miss what was meant under strain, summed.
+
+        Only the kind of action counts; which one it is, they learn from what was logged.
+
+        Args:
+            first: row of `heads` at which those of `strained` begin.
+        """
+        counts = [len(part["context"]) for part in strained]
+        total = heads.value_B2.new_zeros(())
+        for part, count, kind, share in zip(
+            strained, counts, (WAKE, PLACE), (1.0 / NUM_COPIES, float(ONE_IN)), strict=True
+        ):
+            is_wanted_SA = kinds(part) == kind
+            for logits_BA in (heads.prior_BA, heads.policy_BA):
+                logits_SA = logits_BA[first : first + count]
+                missed_S1 = log_total(logits_SA) - log_total(mask_logits(logits_SA, is_wanted_SA))
+                total = total + share * weight_4[kind] * missed_S1.sum()
+            first += count
+        return total
 
     def hear(self, noise_4: Tensor, share_4: Tensor) -> None:
         """Take in how loud a batch's targets were and how common each kind of action.
@@ -246,10 +269,7 @@ class ConstrainedModel(nn.Module):
         self, observation: Mapping[str, Tensor], action_B: Tensor, config: ConstrainedConfig
     ) -> Tensor:
         """Return (B, 2) values of reward and cost of taking the actions, then the policy's own."""
-        heads = self._heads(self.heads, observation, config)
-        taken_B1 = action_B.unsqueeze(1)
-        gain = [heads.reward_BA.gather(1, taken_B1), heads.cost_BA.gather(1, taken_B1)]
-        return heads.value_B2 + torch.cat(gain, dim=1)
+        return self._values(self.heads, observation, action_B, config)
 
     def start_at(self, power_share: float, violation_rate: float) -> None:
         """Begin with the means of the data as the value of everything."""
@@ -272,6 +292,16 @@ class ConstrainedModel(nn.Module):
         """Return the weights of an ordinary network that imitates the data."""
         return self.heads.single(PRIOR)
 
+    def _values(
+        self,
+        network: HeadNetwork,
+        observation: Observation,
+        action_B: Tensor,
+        config: ConstrainedConfig,
+    ) -> Tensor:
+        value_B2, gain_B2 = network.taken(observation, action_B)
+        return (value_B2 + gain_B2 * (1.0 - config.gamma)) * self.scale_2
+
     def _heads(
         self, network: nn.Module, observation: Mapping[str, Tensor], config: ConstrainedConfig
     ) -> Heads:
@@ -285,6 +315,22 @@ class ConstrainedModel(nn.Module):
             policy_BA=raw.policy_BA,
             value_B2=raw.value_B2 * self.scale_2,
         )
+
+
+def _in_one(*observations: Observation) -> dict[str, Tensor]:
+    """Return the rows of several observations, and some of the first once more.
+
+    Their number is a multiple of `ROWS`: matrix products are prepared anew for each size.
+    """
+    short = -sum(len(part["context"]) for part in observations) % ROWS
+    return {
+        name: torch.cat([*(part[name] for part in observations), observations[0][name][:short]])
+        for name in OBSERVATION
+    }
+
+
+def _rows(observation: Observation, rows_S: Tensor) -> dict[str, Tensor]:
+    return {name: values.index_select(0, rows_S) for name, values in observation.items()}
 
 
 def _score(

@@ -49,7 +49,7 @@ class ConstrainedLearner:
                 "lr": FAST * config.learning_rate,
             },
         ]
-        self._optimizer = torch.optim.Adam(groups, lr=config.learning_rate, eps=1e-6, foreach=True)
+        self._optimizer = torch.optim.Adam(groups, lr=config.learning_rate, eps=1e-6, fused=True)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer,
             lambda step: 0.55 + 0.45 * math.cos(math.pi * min(1.0, step / num_steps)),

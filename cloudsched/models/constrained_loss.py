@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from cloudsched.models.heads import Heads, is_asleep
+from cloudsched.models.heads import is_asleep
 from cloudsched.models.masking import likeliest_kind, log_total
 
 NUM_KINDS = 4  # of actions: place, wake, sleep, wait
-PLACE, WAKE = 0, 1
+PLACE, WAKE, SLEEP, WAIT = range(NUM_KINDS)
 RARITY = 0.5  # the weight of a kind of action in imitation is its share to this power, inverted
 MIN_SHARE = 1e-4  # of decisions; what is rarer weighs no more
 
@@ -43,21 +43,15 @@ class ConstrainedLoss:
     """(4,) shares of the kinds of action in what was meant."""
 
 
-def constrained_target(
-    *, reward_B2: Tensor, discount_B: Tensor, next_action_B: Tensor, target_next: Heads
-) -> tuple[Tensor, Tensor]:
-    """Return targets (B, 2) of reward and cost, and the next values in them.
+def constrained_target(*, reward_B2: Tensor, discount_B: Tensor, next_B2: Tensor) -> Tensor:
+    """Return targets (B, 2) of reward and cost.
 
     Args:
         discount_B: zero where the episode terminated.
-        next_action_B: what follows, legal. Chosen by the online network, this is double Q.
+        next_B2: what the slow network says of the legal action that follows. Chosen by the online
+            network, this is double Q.
     """
-    best_B1 = next_action_B.unsqueeze(1)
-    gain_B2 = torch.cat(
-        [target_next.reward_BA.gather(1, best_B1), target_next.cost_BA.gather(1, best_B1)], dim=1
-    )
-    next_B2 = target_next.value_B2 + gain_B2
-    return reward_B2 + discount_B.unsqueeze(1) * next_B2, next_B2
+    return reward_B2 + discount_B.unsqueeze(1) * next_B2
 
 
 def cost_pessimism(cost_BA: Tensor, mask_BA: Tensor, action_B: Tensor, scale: float) -> Tensor:
@@ -81,6 +75,28 @@ def kinds(observation: Mapping[str, Tensor]) -> Tensor:
         kind_BA[:, num_pairs:-1] = torch.where(is_asleep(observation), 1, 2)
     kind_BA[:, -1] = 3
     return kind_BA
+
+
+def kinds_of(action_B: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
+    """Return (B,) the kinds of some actions, as in `kinds`."""
+    num_servers = observation["servers"].shape[1]
+    num_pairs = num_servers * observation["jobs"].shape[1]
+    server_B1 = (action_B - num_pairs).clamp(0, num_servers - 1).unsqueeze(1)
+    kind_B = torch.where(is_asleep(observation).gather(1, server_B1).squeeze(1), WAKE, SLEEP)
+    kind_B = torch.where(action_B == observation["action_mask"].shape[1] - 1, WAIT, kind_B)
+    return torch.where(action_B < num_pairs, PLACE, kind_B)
+
+
+def sums_by_kind(chance_BA: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
+    """Return (B, 4) the sum over the actions of each kind."""
+    num_pairs = observation["servers"].shape[1] * observation["jobs"].shape[1]
+    toggle_BN = chance_BA[:, num_pairs:-1]
+    place_B1 = chance_BA[:, :num_pairs].sum(dim=1, keepdim=True)
+    toggle_B1 = toggle_BN.sum(dim=1, keepdim=True)
+    wake_B1 = torch.zeros_like(place_B1)
+    if toggle_BN.shape[1]:
+        wake_B1 = (toggle_BN * is_asleep(observation)).sum(dim=1, keepdim=True)
+    return torch.cat([place_B1, wake_B1, toggle_B1 - wake_B1, chance_BA[:, -1:]], dim=1)
 
 
 def kind_weights(share_4: Tensor) -> Tensor:

@@ -160,6 +160,13 @@ class SetHeads(SetNetwork):
             value_B2=self.critic(pooled),
         )
 
+    def taken(self, observation: Observation, action_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (B, 2) the values, and (B, 2) the advantages of one action each."""
+        heads = self(observation)
+        taken_B1 = action_B.unsqueeze(1)
+        gain = [heads.reward_BA.gather(1, taken_B1), heads.cost_BA.gather(1, taken_B1)]
+        return heads.value_B2, torch.cat(gain, dim=1)
+
     def start_at(self, values_2: Tensor) -> None:
         """Make these the values of everything."""
         last = self.critic[-1]
@@ -204,9 +211,7 @@ class FlatHeads(nn.Module):
 
     def forward(self, observation: Observation) -> Heads:
         """Return all heads."""
-        servers, jobs = observation["servers"], observation["jobs"]
-        row_BF = torch.cat([servers.flatten(1), jobs.flatten(1), observation["context"]], dim=1)
-        body_BW = self.body(row_BF)
+        body_BW = self._body(observation)
         heads_BHA = self.out(body_BW).float().unflatten(1, (NUM_HEADS, self._num_actions))
         prior, reward_BA, cost_BA, policy = heads_BHA.unbind(dim=1)
         mask_BA = observation["action_mask"]
@@ -217,6 +222,26 @@ class FlatHeads(nn.Module):
             policy_BA=mask_logits(policy, mask_BA),
             value_B2=self.value(body_BW),
         )
+
+    def taken(self, observation: Observation, action_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (B, 2) the values, and (B, 2) the advantages of one action each.
+
+        It takes as many products as there are rows, not those of all actions.
+        """
+        body_BW = self._body(observation)
+        dtype, gains = body_BW.dtype, []
+        for head in (REWARD, COST):
+            row_B = head * self._num_actions + action_B
+            weight_BW = self.out.weight.to(dtype).index_select(0, row_B)
+            bias_B = self.out.bias.index_select(0, row_B)
+            gains.append((body_BW * weight_BW).sum(dim=1, dtype=torch.float32) + bias_B)
+        return self.value(body_BW), torch.stack(gains, dim=1)
+
+    def _body(self, observation: Observation) -> Tensor:
+        servers, jobs = observation["servers"], observation["jobs"]
+        row_BF = torch.cat([servers.flatten(1), jobs.flatten(1), observation["context"]], dim=1)
+        body_BW: Tensor = self.body(row_BF)
+        return body_BW
 
     def start_at(self, values_2: Tensor) -> None:
         """Make these the values of everything."""

@@ -73,7 +73,8 @@ def under_strain(wakes: Observation, later_jobs: Tensor) -> dict[str, Tensor]:
     context = _longer_queue(context, jobs, servers, awake_S, number_S)
 
     mask = torch.zeros_like(wakes["action_mask"][rows_S])
-    mask[:, num_pairs:-1] = is_asleep
+    num_toggles = mask.shape[1] - num_pairs - 1  # none where nothing may sleep
+    mask[:, num_pairs:-1] = is_asleep[:, :num_toggles]
     mask[:, -1] = 1
     is_jammed_S = jobs[:, :, -1].any(dim=1)
     found = {"servers": servers, "jobs": jobs, "context": context, "action_mask": mask}
@@ -136,7 +137,7 @@ def _longer_queue(
     times_S = torch.where(is_more_S, 4.0 ** (number_S % NUM_LENGTHS), 1.0)
     length_S = num_visible_S * times_S
     late_S = (jobs[:, :, at.laxity] < 0.0).sum(dim=1) * times_S
-    capacity = servers[:, :, num_resources : 2 * num_resources].sum(dim=1)
+    capacity = servers[:, :, num_resources : 2 * num_resources].sum(dim=1).clamp(min=1e-6)
     queued = jobs[:, :, :num_resources].sum(dim=1) * times_S.unsqueeze(1) / capacity
     context = context.clone()
     context[:, at.queued - 1] = length_S / (length_S + num_servers)

@@ -182,7 +182,7 @@ def iter_batches(
         order = torch.randperm(count, generator=generator).to(device)
         for first in range(0, count - size + 1, size):
             rows = order[first : first + size]
-            yield {name: values[rows] for name, values in slab.items()}
+            yield {name: values.index_select(0, rows) for name, values in slab.items()}
 
 
 @dataclass
