@@ -20,7 +20,7 @@ clone that never does is right 99.95 % of the time, and its queue grows without 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -144,8 +144,8 @@ class ConstrainedModel(nn.Module):
         meant_B = batch["behaviour_probability"]
         own_kind_B = kinds_of(action_B, observation)
         strained = self._strained(observation, following["jobs"], own_kind_B, meant_B > 0.5)
-        all_heads = self._heads(self.heads, _in_one(observation, *strained), config)
-        heads = Heads(*(part[: len(action_B)] for part in all_heads))
+        together = self._heads(self.heads, _in_one(observation, *strained), config)
+        heads, *strained_heads = _apart(together, observation, *strained)
         with torch.no_grad():
             if NEXT_ACTION in batch:  # a given policy is evaluated
                 next_action_B = batch[NEXT_ACTION]
@@ -185,7 +185,7 @@ class ConstrainedModel(nn.Module):
             wanted_BA = torch.softmax(_score(heads, price, config, observation), dim=1)
             weight_B = sums_by_kind(wanted_BA, observation) @ weight_4
         policy = -(weight_B * (wanted_BA * log_probs(heads.policy_BA)).sum(dim=1)).mean()
-        strain = self._shortfall(all_heads, len(action_B), strained, weight_4) / len(action_B)
+        strain = _shortfall(strained, strained_heads, weight_4) / len(action_B)
         gap = cost_pessimism(heads.cost_BA, mask_BA, action_B, config.nat)
         # In the units of the squared error beside it: a shift of `pessimism` nats where the policy
         # takes an action twice as often as the data does.
@@ -228,33 +228,6 @@ class ConstrainedModel(nn.Module):
             under_strain(_rows(observation, wakes), later_jobs.index_select(0, wakes)),
             after_longer_waits(_rows(observation, placements)),
         )
-
-    def _shortfall(
-        self,
-        heads: Heads,
-        first: int,
-        strained: tuple[Observation, Observation],
-        weight_4: Tensor,
-    ) -> Tensor:
-        """Return by how many nats prior and policy miss what was meant under strain, summed.
-
-        Only the kind of action counts; which one it is, they learn from what was logged.
-
-        Args:
-            first: row of `heads` at which those of `strained` begin.
-        """
-        counts = [len(part["context"]) for part in strained]
-        total = heads.value_B2.new_zeros(())
-        for part, count, kind, share in zip(
-            strained, counts, (WAKE, PLACE), (1.0 / NUM_COPIES, float(ONE_IN)), strict=True
-        ):
-            is_wanted_SA = kinds(part) == kind
-            for logits_BA in (heads.prior_BA, heads.policy_BA):
-                logits_SA = logits_BA[first : first + count]
-                missed_S1 = log_total(logits_SA) - log_total(mask_logits(logits_SA, is_wanted_SA))
-                total = total + share * weight_4[kind] * missed_S1.sum()
-            first += count
-        return total
 
     def hear(self, noise_4: Tensor, share_4: Tensor) -> None:
         """Take in how loud a batch's targets were and how common each kind of action.
@@ -327,6 +300,31 @@ def _in_one(*observations: Observation) -> dict[str, Tensor]:
         name: torch.cat([*(part[name] for part in observations), observations[0][name][:short]])
         for name in OBSERVATION
     }
+
+
+def _apart(heads: Heads, *observations: Observation) -> list[Heads]:
+    """Return the heads of each of the observations that were made one."""
+    sizes = [len(part["context"]) for part in observations]
+    sizes.append(len(heads.value_B2) - sum(sizes))
+    split = [part.split(sizes) for part in heads]
+    return [Heads(*(parts[i] for parts in split)) for i in range(len(observations))]
+
+
+def _shortfall(
+    strained: Sequence[Observation], strained_heads: Sequence[Heads], weight_4: Tensor
+) -> Tensor:
+    """Return by how many nats prior and policy miss what was meant under strain, summed.
+
+    Only the kind of action counts; which one it is, they learn from what was logged.
+    """
+    total = weight_4.new_zeros(())
+    shares = ((WAKE, 1.0 / NUM_COPIES), (PLACE, float(ONE_IN)))
+    for part, heads, (kind, share) in zip(strained, strained_heads, shares, strict=True):
+        is_wanted_SA = kinds(part) == kind
+        for logits_SA in (heads.prior_BA, heads.policy_BA):
+            missed_S1 = log_total(logits_SA) - log_total(mask_logits(logits_SA, is_wanted_SA))
+            total = total + share * weight_4[kind] * missed_S1.sum()
+    return total
 
 
 def _rows(observation: Observation, rows_S: Tensor) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cloudsched.models.masking import log_total, mask_logits
+from cloudsched.models.masking import mask_logits
 from cloudsched.models.networks import (
     FlatNetwork,
     NetworkConfig,
@@ -82,8 +82,8 @@ def is_asleep(observation: Observation) -> Tensor:
 
 
 def _growth(logits_BG: Tensor, gain_BG: Tensor) -> Tensor:
-    """Return (B, 1) how much likelier some actions become together, in nats."""
-    return log_total(logits_BG + gain_BG) - log_total(logits_BG)
+    """Return (B, 1) how much likelier some actions become together, in nats; gains are few."""
+    return (torch.softmax(logits_BG, dim=1) * gain_BG.exp()).sum(dim=1, keepdim=True).log()
 
 
 class SetHeads(SetNetwork):
