@@ -306,7 +306,7 @@ def _apart(heads: Heads, *observations: Observation) -> list[Heads]:
     """Return the heads of each of the observations that were made one."""
     sizes = [len(part["context"]) for part in observations]
     sizes.append(len(heads.value_B2) - sum(sizes))
-    split = [part.split(sizes) for part in heads]
+    split = [torch.split(part, sizes) for part in heads]
     return [Heads(*(parts[i] for parts in split)) for i in range(len(observations))]
 
 
