@@ -20,7 +20,7 @@ clone that never does is right 99.95 % of the time, and its queue grows without 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -29,23 +29,20 @@ from torch import Tensor, nn
 from cloudsched.config import Settings
 from cloudsched.models.constrained_loss import (
     NUM_KINDS,
-    PLACE,
-    WAKE,
     ConstrainedLoss,
     constrained_target,
     cost_pessimism,
     decisions,
     kind_weights,
-    kinds,
     kinds_of,
     sums_by_kind,
 )
 from cloudsched.models.heads import POLICY, PRIOR, HeadNetwork, Heads, build_heads
 from cloudsched.models.lagrange import LagrangeConfig
-from cloudsched.models.masking import log_prob, log_probs, log_total, mask_logits
+from cloudsched.models.masking import log_prob, log_probs
 from cloudsched.models.networks import NetworkConfig, Observation, ObservationSizes
 from cloudsched.models.precision import DEFAULT_PRECISION, check_precision
-from cloudsched.models.strain import NUM_COPIES, ONE_IN, after_longer_waits, under_strain
+from cloudsched.models.strain import apart, in_one, shortfall, strained_rows
 
 NEXT, NEXT_ACTION = "next_", "next_action"
 OBSERVATION = ("servers", "jobs", "context", "action_mask")
@@ -53,7 +50,6 @@ POWER_SCALE = 0.1  # of full power; brings values of reward to order one
 RATE_SCALE = 0.05  # of jobs; brings values of cost to order one
 LUCK_WIDTH = 64
 ADVANTAGE_WEIGHT = 0.1
-ROWS = 128
 NOISE_RATE = 0.02  # of the running means of squared targets and of shares
 
 
@@ -143,9 +139,9 @@ class ConstrainedModel(nn.Module):
         # Weighed with their own probability, random decisions do not count as what anyone meant.
         meant_B = batch["behaviour_probability"]
         own_kind_B = kinds_of(action_B, observation)
-        strained = self._strained(observation, following["jobs"], own_kind_B, meant_B > 0.5)
-        together = self._heads(self.heads, _in_one(observation, *strained), config)
-        heads, *strained_heads = _apart(together, observation, *strained)
+        strained = strained_rows(observation, following["jobs"], own_kind_B, meant_B > 0.5)
+        together = self._heads(self.heads, in_one(observation, *strained), config)
+        heads, *strained_heads = apart(together, observation, *strained)
         with torch.no_grad():
             if NEXT_ACTION in batch:  # a given policy is evaluated
                 next_action_B = batch[NEXT_ACTION]
@@ -185,7 +181,7 @@ class ConstrainedModel(nn.Module):
             wanted_BA = torch.softmax(_score(heads, price, config, observation), dim=1)
             weight_B = sums_by_kind(wanted_BA, observation) @ weight_4
         policy = -(weight_B * (wanted_BA * log_probs(heads.policy_BA)).sum(dim=1)).mean()
-        strain = _shortfall(strained, strained_heads, weight_4) / len(action_B)
+        strain = shortfall(strained, strained_heads, weight_4) / len(action_B)
         gap = cost_pessimism(heads.cost_BA, mask_BA, action_B, config.nat)
         # In the units of the squared error beside it: a shift of `pessimism` nats where the policy
         # takes an action twice as often as the data does.
@@ -215,18 +211,6 @@ class ConstrainedModel(nn.Module):
             estimated_cost=next_B2[:, 1].mean(),
             noise_4=torch.cat([surprise_B2.square().mean(dim=0), left_B2.square().mean(dim=0)]),
             share_4=share_4,
-        )
-
-    def _strained(
-        self, observation: Observation, later_jobs: Tensor, kind_B: Tensor, is_meant_B: Tensor
-    ) -> tuple[Observation, Observation]:
-        """Return logged wakes and placements under strain."""
-        wakes, placements = (
-            (is_meant_B & (kind_B == kind)).nonzero().squeeze(1) for kind in (WAKE, PLACE)
-        )
-        return (
-            under_strain(_rows(observation, wakes), later_jobs.index_select(0, wakes)),
-            after_longer_waits(_rows(observation, placements)),
         )
 
     def hear(self, noise_4: Tensor, share_4: Tensor) -> None:
@@ -288,47 +272,6 @@ class ConstrainedModel(nn.Module):
             policy_BA=raw.policy_BA,
             value_B2=raw.value_B2 * self.scale_2,
         )
-
-
-def _in_one(*observations: Observation) -> dict[str, Tensor]:
-    """Return the rows of several observations, and some of the first once more.
-
-    Their number is a multiple of `ROWS`: matrix products are prepared anew for each size.
-    """
-    short = -sum(len(part["context"]) for part in observations) % ROWS
-    return {
-        name: torch.cat([*(part[name] for part in observations), observations[0][name][:short]])
-        for name in OBSERVATION
-    }
-
-
-def _apart(heads: Heads, *observations: Observation) -> list[Heads]:
-    """Return the heads of each of the observations that were made one."""
-    sizes = [len(part["context"]) for part in observations]
-    sizes.append(len(heads.value_B2) - sum(sizes))
-    split = [torch.split(part, sizes) for part in heads]
-    return [Heads(*(parts[i] for parts in split)) for i in range(len(observations))]
-
-
-def _shortfall(
-    strained: Sequence[Observation], strained_heads: Sequence[Heads], weight_4: Tensor
-) -> Tensor:
-    """Return by how many nats prior and policy miss what was meant under strain, summed.
-
-    Only the kind of action counts; which one it is, they learn from what was logged.
-    """
-    total = weight_4.new_zeros(())
-    shares = ((WAKE, 1.0 / NUM_COPIES), (PLACE, float(ONE_IN)))
-    for part, heads, (kind, share) in zip(strained, strained_heads, shares, strict=True):
-        is_wanted_SA = kinds(part) == kind
-        for logits_SA in (heads.prior_BA, heads.policy_BA):
-            missed_S1 = log_total(logits_SA) - log_total(mask_logits(logits_SA, is_wanted_SA))
-            total = total + share * weight_4[kind] * missed_S1.sum()
-    return total
-
-
-def _rows(observation: Observation, rows_S: Tensor) -> dict[str, Tensor]:
-    return {name: values.index_select(0, rows_S) for name, values in observation.items()}
 
 
 def _score(

@@ -11,17 +11,41 @@ with the servers that are awake full, some of them asleep, and a queue of jobs t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from cloudsched.envs.observation import TIME_SCALE, columns
+from cloudsched.models.constrained_loss import PLACE, WAKE, kinds
+from cloudsched.models.heads import Heads
+from cloudsched.models.masking import log_total, mask_logits
 from cloudsched.models.networks import Observation
 
 NUM_COPIES = 4  # of each wake
 ONE_IN = 8  # placements has a copy
+ROWS = 128  # of what goes through the network at once, or a multiple
 NUM_LENGTHS = 5  # of queues: as many jobs as are visible, or 4, 16, 64 or 256 times that
 ROOM = (0.0, 0.1, 0.3)  # what is left of the free capacity of a server that is awake
 AGE_TICKS = (0.0, 4.0, 20.0, 100.0)  # by how much longer the jobs have been waiting
+
+
+def strained_rows(
+    observation: Observation, later_jobs: Tensor, kind_B: Tensor, is_meant_B: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return what was meant as wakes and as placements, under strain.
+
+    Args:
+        later_jobs: (B, K, F) what is in the window some ticks later.
+        kind_B: of what was done.
+    """
+    wakes, placements = (
+        (is_meant_B & (kind_B == kind)).nonzero().squeeze(1) for kind in (WAKE, PLACE)
+    )
+    return (
+        under_strain(_rows(observation, wakes), later_jobs.index_select(0, wakes)),
+        after_longer_waits(_rows(observation, placements)),
+    )
 
 
 def after_longer_waits(placements: Observation) -> dict[str, Tensor]:
@@ -79,6 +103,43 @@ def under_strain(wakes: Observation, later_jobs: Tensor) -> dict[str, Tensor]:
     is_jammed_S = jobs[:, :, -1].any(dim=1)
     found = {"servers": servers, "jobs": jobs, "context": context, "action_mask": mask}
     return {name: values[is_jammed_S] for name, values in found.items()}
+
+
+def in_one(*observations: Observation) -> dict[str, Tensor]:
+    """Return the rows of several observations, and some of the first once more.
+
+    Their number is a multiple of `ROWS`: matrix products are prepared anew for each size.
+    """
+    short = -sum(len(part["context"]) for part in observations) % ROWS
+    return {
+        name: torch.cat([*(part[name] for part in observations), observations[0][name][:short]])
+        for name in observations[0]
+    }
+
+
+def apart(heads: Heads, *observations: Observation) -> list[Heads]:
+    """Return the heads of each of the observations that were made one."""
+    sizes = [len(part["context"]) for part in observations]
+    sizes.append(len(heads.value_B2) - sum(sizes))
+    split = [torch.split(part, sizes) for part in heads]
+    return [Heads(*(parts[i] for parts in split)) for i in range(len(observations))]
+
+
+def shortfall(
+    strained: Sequence[Observation], strained_heads: Sequence[Heads], weight_4: Tensor
+) -> Tensor:
+    """Return by how many nats prior and policy miss what was meant under strain, summed.
+
+    Only the kind of action counts; which one it is, they learn from what was logged.
+    """
+    total = weight_4.new_zeros(())
+    shares = ((WAKE, 1.0 / NUM_COPIES), (PLACE, float(ONE_IN)))
+    for part, heads, (kind, share) in zip(strained, strained_heads, shares, strict=True):
+        is_wanted_SA = kinds(part) == kind
+        for logits_SA in (heads.prior_BA, heads.policy_BA):
+            missed_S1 = log_total(logits_SA) - log_total(mask_logits(logits_SA, is_wanted_SA))
+            total = total + share * weight_4[kind] * missed_S1.sum()
+    return total
 
 
 def _worse_servers(servers: Tensor, number_S: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,3 +219,7 @@ def _squash(ticks: Tensor) -> Tensor:
 
 def _stretch(feature: Tensor) -> Tensor:
     return TIME_SCALE * feature / (1.0 - feature.abs()).clamp(min=1e-3)
+
+
+def _rows(observation: Observation, rows_S: Tensor) -> dict[str, Tensor]:
+    return {name: values.index_select(0, rows_S) for name, values in observation.items()}
