@@ -28,7 +28,8 @@ from cloudsched.datasets.manifest import Manifest
 from cloudsched.datasets.record import RecordingConfig, default_behaviours, record, with_ray_data
 from cloudsched.datasets.shard import MakePolicy
 from cloudsched.envs.scenario import Scenario
-from cloudsched.models.constrained import ConstrainedConfig, ConstrainedLearner
+from cloudsched.models.constrained import ConstrainedConfig
+from cloudsched.models.constrained_learner import ConstrainedLearner
 from cloudsched.models.networks import NetworkConfig
 from cloudsched.rl.offline import build_model, iter_batches, reader
 
@@ -193,7 +194,7 @@ def _fed_from_memory(
 
     def step() -> None:
         rows = torch.randint(count, (config.batch_size,))
-        learner.step({name: values[rows] for name, values in columns.items()})
+        learner.step({name: values.index_select(0, rows) for name, values in columns.items()})
 
     return step
 

@@ -63,6 +63,7 @@ class Columns(NamedTuple):
     laxity: int
     queued: int
     work_rate: int
+    awake: int
     wake_delay: int
     late: int
     work_rms: int
@@ -84,6 +85,7 @@ def columns(num_resources: int) -> Columns:
         laxity=num_resources + 2,
         queued=1,
         work_rate=context + 3,
+        awake=context + 8,
         wake_delay=context + 11,
         late=context + 12,
         work_rms=context + 13,

@@ -11,6 +11,8 @@ The data should be one author's: a rule, with and without random decisions. A mi
 nobody's rule. Where one would sleep a server and another would not, the mixture half wants to, at
 any time, so that a small push makes it sleep all; one rule has sharp edges, and a push moves them.
 
+Jams are not in the data, so what to do in one is put there (`cloudsched.models.strain`).
+
 What is rare counts more in imitation. A rule may wake a server once in two thousand decisions; a
 clone that never does is right 99.95 % of the time, and its queue grows without end.
 """
@@ -18,19 +20,29 @@ clone that never does is right 99.95 % of the time, and its queue grows without 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from cloudsched.config import Settings
-from cloudsched.models.heads import POLICY, PRIOR, Heads, build_heads, is_asleep
-from cloudsched.models.lagrange import LagrangeConfig, LagrangeMultiplier
-from cloudsched.models.masking import likeliest_kind, log_prob, log_probs
-from cloudsched.models.networks import NetworkConfig, ObservationSizes
+from cloudsched.models.constrained_loss import (
+    NUM_KINDS,
+    ConstrainedLoss,
+    constrained_target,
+    cost_pessimism,
+    decisions,
+    kind_weights,
+    kinds_of,
+    sums_by_kind,
+)
+from cloudsched.models.heads import POLICY, PRIOR, HeadNetwork, Heads, build_heads
+from cloudsched.models.lagrange import LagrangeConfig
+from cloudsched.models.masking import log_prob, log_probs
+from cloudsched.models.networks import NetworkConfig, Observation, ObservationSizes
+from cloudsched.models.precision import DEFAULT_PRECISION, check_precision
+from cloudsched.models.strain import apart, in_one, shortfall, strained_rows
 
 NEXT, NEXT_ACTION = "next_", "next_action"
 OBSERVATION = ("servers", "jobs", "context", "action_mask")
@@ -38,14 +50,7 @@ POWER_SCALE = 0.1  # of full power; brings values of reward to order one
 RATE_SCALE = 0.05  # of jobs; brings values of cost to order one
 LUCK_WIDTH = 64
 ADVANTAGE_WEIGHT = 0.1
-FAST = 4.0  # times the learning rate, see `SetHeads.fast_parameters`
 NOISE_RATE = 0.02  # of the running means of squared targets and of shares
-NUM_KINDS = 4  # of actions: place, wake, sleep, wait
-RARITY = 0.5  # the weight of a kind of action in imitation is its share to this power, inverted
-MIN_SHARE = 1e-4  # of decisions; what is rarer weighs no more
-
-
-MeanOfWorkers = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +79,9 @@ class ConstrainedConfig(Settings):
     """Share of the target network that is replaced by the online one at each step."""
     gradient_clip: float = 5.0
     """Largest norm of the gradient."""
+    precision: str = DEFAULT_PRECISION
+    """Of matrix products: `float32`, `bfloat16`, or `auto` for whichever the hardware is faster at.
+    Weights, losses and the policy at work are in float32."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.network, NetworkConfig):
@@ -85,86 +93,12 @@ class ConstrainedConfig(Settings):
             self._number(name, low=0.0, exclusive=True)
         self._number("pessimism", low=0.0)
         self._number("target_rate", low=0.0, high=1.0, exclusive=True)
+        check_precision(self.precision)
 
     @property
     def nat(self) -> float:
         """What one nat of divergence is worth, on the scale of values."""
         return self.temperature * (1.0 - self.gamma)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConstrainedLoss:
-    """The loss and what it was made from; scalars but for `noise_4` and `share_4`."""
-
-    total: Tensor
-    prior: Tensor
-    """Cross-entropy with the data, in nats, weighed by kind of action."""
-    policy: Tensor
-    """Cross-entropy of the policy with what it imitates, in nats, weighed by kind of action."""
-    value_reward: Tensor
-    value_cost: Tensor
-    advantage_reward: Tensor
-    advantage_cost: Tensor
-    luck: Tensor
-    pessimism: Tensor
-    """By how much the data's own cost lies above the soft minimum over all legal actions."""
-    estimated_excess: Tensor
-    """Share of full power that the policy draws beyond its use of CPU, on the data's states."""
-    estimated_cost: Tensor
-    """Violation rate of the policy, on the states of the data."""
-    noise_4: Tensor
-    """(4,) mean squares of the targets of luck and of advantages."""
-    share_4: Tensor
-    """(4,) shares of the kinds of action in what was meant."""
-
-
-def constrained_target(
-    *, reward_B2: Tensor, discount_B: Tensor, next_action_B: Tensor, target_next: Heads
-) -> tuple[Tensor, Tensor]:
-    """Return targets (B, 2) of reward and cost, and the next values in them.
-
-    Args:
-        discount_B: zero where the episode terminated.
-        next_action_B: what follows, legal. Chosen by the online network, this is double Q.
-    """
-    best_B1 = next_action_B.unsqueeze(1)
-    gain_B2 = torch.cat(
-        [target_next.reward_BA.gather(1, best_B1), target_next.cost_BA.gather(1, best_B1)], dim=1
-    )
-    next_B2 = target_next.value_B2 + gain_B2
-    return reward_B2 + discount_B.unsqueeze(1) * next_B2, next_B2
-
-
-def cost_pessimism(cost_BA: Tensor, mask_BA: Tensor, action_B: Tensor, scale: float) -> Tensor:
-    """Return CQL's penalty for costs: the data's own minus the soft minimum of the legal ones."""
-    legal_BA = (-cost_BA / scale).masked_fill(mask_BA == 0, torch.finfo(cost_BA.dtype).min)
-    own_B = cost_BA.gather(1, action_B.unsqueeze(1)).squeeze(1) / scale
-    return (own_B + legal_BA.logsumexp(dim=1)).mean()
-
-
-def decisions(logits_BA: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
-    """Return (B,) what a policy with these masked logits does, as bundles decide: kind first."""
-    num_servers, num_jobs = observation["servers"].shape[1], observation["jobs"].shape[1]
-    return likeliest_kind(logits_BA, num_servers, num_jobs).argmax(dim=1)
-
-
-def kinds(observation: Mapping[str, Tensor]) -> Tensor:
-    """Return (B, A) the kind of each action: 0 to place, 1 to wake, 2 to sleep, 3 to wait."""
-    num_pairs = observation["servers"].shape[1] * observation["jobs"].shape[1]
-    kind_BA = torch.zeros_like(observation["action_mask"], dtype=torch.int64)
-    if kind_BA.shape[1] > num_pairs + 1:
-        kind_BA[:, num_pairs:-1] = torch.where(is_asleep(observation), 1, 2)
-    kind_BA[:, -1] = 3
-    return kind_BA
-
-
-def kind_weights(share_4: Tensor) -> Tensor:
-    """Return (4,) what a decision of each kind counts in imitation: the rarer, the more.
-
-    A kind's weight is `share ** -RARITY`, scaled so that a decision counts one on average.
-    """
-    weight_4 = share_4.clamp(min=MIN_SHARE) ** -RARITY
-    return weight_4 / (weight_4 * share_4).sum()
 
 
 class ConstrainedModel(nn.Module):
@@ -202,7 +136,12 @@ class ConstrainedModel(nn.Module):
         mask_BA, action_B = batch["action_mask"], batch["action"]
         observation = {name: batch[name] for name in OBSERVATION}
         following = {name: batch[NEXT + name] for name in OBSERVATION}
-        heads = self._heads(self.heads, observation, config)
+        # Weighed with their own probability, random decisions do not count as what anyone meant.
+        meant_B = batch["behaviour_probability"]
+        own_kind_B = kinds_of(action_B, observation)
+        strained = strained_rows(observation, following["jobs"], own_kind_B, meant_B > 0.5)
+        together = self._heads(self.heads, in_one(observation, *strained), config)
+        heads, *strained_heads = apart(together, observation, *strained)
         with torch.no_grad():
             if NEXT_ACTION in batch:  # a given policy is evaluated
                 next_action_B = batch[NEXT_ACTION]
@@ -210,11 +149,9 @@ class ConstrainedModel(nn.Module):
                 online = self._heads(self.heads, following, config)
                 next_action_B = decisions(_score(online, price, config, following), following)
             reward_B2 = torch.stack([batch["reward"], batch["cost"]], dim=1)
-            target_B2, next_B2 = constrained_target(
-                reward_B2=reward_B2,
-                discount_B=batch["discount"],
-                next_action_B=next_action_B,
-                target_next=self._heads(self.target, following, config),
+            next_B2 = self._values(self.target, following, next_action_B, config)
+            target_B2 = constrained_target(
+                reward_B2=reward_B2, discount_B=batch["discount"], next_B2=next_B2
             )
         value_error_B2 = (heads.value_B2 - target_B2) / self.scale_2
         value_2 = nn.functional.smooth_l1_loss(
@@ -237,16 +174,14 @@ class ConstrainedModel(nn.Module):
         weight_4 = torch.where(
             has_heard, kind_weights(self.share_4 / heard), torch.ones_like(self.share_4)
         )
-        # Weighed with their own probability, random decisions do not count as what anyone meant.
-        meant_B = batch["behaviour_probability"]
-        kind_BA = kinds(observation)
-        own_kind_B = kind_BA.gather(1, taken_B1).squeeze(1)
         share_4 = torch.zeros_like(self.share_4).index_add(0, own_kind_B, meant_B) / meant_B.sum()
         own_log_prob_B = log_prob(log_probs(heads.prior_BA), action_B)
         prior = -(meant_B * weight_4[own_kind_B] * own_log_prob_B).mean()
-        wanted_BA = torch.softmax(_score(heads, price, config, observation).detach(), dim=1)
-        weight_B = (wanted_BA * weight_4[kind_BA]).sum(dim=1)
+        with torch.no_grad():
+            wanted_BA = torch.softmax(_score(heads, price, config, observation), dim=1)
+            weight_B = sums_by_kind(wanted_BA, observation) @ weight_4
         policy = -(weight_B * (wanted_BA * log_probs(heads.policy_BA)).sum(dim=1)).mean()
+        strain = shortfall(strained, strained_heads, weight_4) / len(action_B)
         gap = cost_pessimism(heads.cost_BA, mask_BA, action_B, config.nat)
         # In the units of the squared error beside it: a shift of `pessimism` nats where the policy
         # takes an action twice as often as the data does.
@@ -254,6 +189,7 @@ class ConstrainedModel(nn.Module):
         total = (
             prior
             + policy
+            + strain
             + value_2.sum()
             + (luck_2 / unit_4[:2]).sum()
             # Mostly noise, which must not drown what the prior teaches the shared layers; the
@@ -290,10 +226,7 @@ class ConstrainedModel(nn.Module):
         self, observation: Mapping[str, Tensor], action_B: Tensor, config: ConstrainedConfig
     ) -> Tensor:
         """Return (B, 2) values of reward and cost of taking the actions, then the policy's own."""
-        heads = self._heads(self.heads, observation, config)
-        taken_B1 = action_B.unsqueeze(1)
-        gain = [heads.reward_BA.gather(1, taken_B1), heads.cost_BA.gather(1, taken_B1)]
-        return heads.value_B2 + torch.cat(gain, dim=1)
+        return self._values(self.heads, observation, action_B, config)
 
     def start_at(self, power_share: float, violation_rate: float) -> None:
         """Begin with the means of the data as the value of everything."""
@@ -316,6 +249,16 @@ class ConstrainedModel(nn.Module):
         """Return the weights of an ordinary network that imitates the data."""
         return self.heads.single(PRIOR)
 
+    def _values(
+        self,
+        network: HeadNetwork,
+        observation: Observation,
+        action_B: Tensor,
+        config: ConstrainedConfig,
+    ) -> Tensor:
+        value_B2, gain_B2 = network.taken(observation, action_B)
+        return (value_B2 + gain_B2 * (1.0 - config.gamma)) * self.scale_2
+
     def _heads(
         self, network: nn.Module, observation: Mapping[str, Tensor], config: ConstrainedConfig
     ) -> Heads:
@@ -337,91 +280,3 @@ def _score(
     return heads.score(
         price=price, temperature=config.nat, reach=config.reach, observation=observation
     )
-
-
-class ConstrainedLearner:
-    """Takes gradient steps on batches of transitions, and moves the price of the constraint.
-
-    Args:
-        model: may be wrapped for distributed training; `module` is the bare one.
-        num_steps: gradient steps in all, for the schedule of the learning rate.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        module: ConstrainedModel,
-        config: ConstrainedConfig,
-        *,
-        num_steps: int,
-    ) -> None:
-        self._model = model
-        self.module = module
-        self._config = config
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        is_fast = {id(p) for p in module.heads.fast_parameters()}
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in self._parameters if id(p) not in is_fast]},
-            {
-                "params": [p for p in self._parameters if id(p) in is_fast],
-                "lr": FAST * config.learning_rate,
-            },
-        ]
-        self._optimizer = torch.optim.Adam(groups, lr=config.learning_rate, eps=1e-6, foreach=True)
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer,
-            lambda step: 0.55 + 0.45 * math.cos(math.pi * min(1.0, step / num_steps)),
-        )
-        self.multiplier = LagrangeMultiplier(config.constraint)
-        self.step_count = 0
-
-    def step(
-        self, batch: Mapping[str, Tensor], *, mean_of_workers: MeanOfWorkers | None = None
-    ) -> ConstrainedLoss:
-        """Take one gradient step.
-
-        Args:
-            mean_of_workers: maps a tensor of this worker to its mean over all; None if alone.
-        """
-        price = batch["reward"].new_tensor(self.multiplier.price)
-        loss: ConstrainedLoss = self._model(batch, price, self._config)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.total.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip, foreach=True)
-        self._optimizer.step()
-        self._schedule.step()
-        self.module.update_target(self._config.target_rate)
-        shared_9 = torch.cat([loss.noise_4, loss.share_4, loss.estimated_cost.view(1)])
-        if mean_of_workers is not None:
-            shared_9 = mean_of_workers(shared_9)
-        self.module.hear(shared_9[:4], shared_9[4:8])
-        self.multiplier.update(float(shared_9[8]))
-        self.step_count += 1
-        return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that an exact continuation needs."""
-        return {
-            "model": self.module.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
-            "multiplier": self.multiplier.state_dict(),
-            "step_count": self.step_count,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        self.module.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
-        self.multiplier.load_state_dict(state["multiplier"])
-        self.step_count = int(state["step_count"])
-
-
-def loss_means(losses: list[ConstrainedLoss]) -> dict[str, float]:
-    """Return the mean of each term over some steps."""
-    return {
-        f.name: torch.stack([getattr(loss, f.name).detach() for loss in losses]).mean().item()
-        for f in fields(ConstrainedLoss)
-        if f.name not in ("noise_4", "share_4")
-    }

@@ -26,6 +26,7 @@ from cloudsched.models.networks import (
     ObservationSizes,
     SetNetwork,
 )
+from cloudsched.models.precision import Linear, Output
 
 PRIOR, REWARD, COST, POLICY = range(4)
 NUM_HEADS = 4
@@ -50,9 +51,10 @@ class Heads(NamedTuple):
         however good it looks to heads that never saw what comes of it.
 
         Which job goes where and which server wakes is free within that, but only sleeping may gain
-        on other kinds of action; placing, waking and waiting keep their odds against each other.
-        Whoever holds jobs back or wakes too late pays for it long afterwards, in states that the
-        data lacks. Whoever sleeps too early is soon corrected by waking.
+        on other kinds of action, and only where no job can be placed; placing, waking and waiting
+        keep their odds against each other. Whoever holds jobs back or wakes too late pays for it
+        long afterwards, in states that the data lacks. Whoever sleeps too early is soon corrected
+        by waking, but not whoever spends the decisions of a tick on sleeping while jobs wait.
         """
         gain_BA = (self.reward_BA - price * self.cost_BA) / (temperature * reach)
         gain_BA = reach * gain_BA.tanh()
@@ -63,6 +65,8 @@ class Heads(NamedTuple):
         place_BP = place_BP - _growth(prior_BP, place_BP)
         if parts[1]:
             is_asleep_BN = is_asleep(observation)
+            can_place_B1 = (observation["action_mask"][:, :num_pairs] != 0).any(1, keepdim=True)
+            toggle_BN = toggle_BN.masked_fill(can_place_B1 & ~is_asleep_BN, 0.0)
             wake_BN = prior_BN.masked_fill(~is_asleep_BN, torch.finfo(prior_BN.dtype).min)
             toggle_BN = torch.where(
                 is_asleep_BN, toggle_BN - _growth(wake_BN, toggle_BN), toggle_BN
@@ -78,12 +82,14 @@ def is_asleep(observation: Observation) -> Tensor:
 
 
 def _growth(logits_BG: Tensor, gain_BG: Tensor) -> Tensor:
-    """Return (B, 1) how much likelier some actions become together, in nats."""
-    return (logits_BG + gain_BG).logsumexp(1, keepdim=True) - logits_BG.logsumexp(1, keepdim=True)
+    """Return (B, 1) how much likelier some actions become together, in nats; gains are few."""
+    return (torch.softmax(logits_BG, dim=1) * gain_BG.exp()).sum(dim=1, keepdim=True).log()
 
 
 class SetHeads(SetNetwork):
     """`SetNetwork` with four outputs instead of one at each of its last layers."""
+
+    context_layer = Linear
 
     def __init__(self, sizes: ObservationSizes, config: NetworkConfig) -> None:
         super().__init__(sizes, config)
@@ -94,7 +100,7 @@ class SetHeads(SetNetwork):
         self.server_out = nn.Linear(config.width, config.pair_width + 2 * NUM_HEADS)
         last = self.critic[-1]
         assert isinstance(last, nn.Linear)
-        self.critic[-1] = nn.Linear(last.in_features, 2)
+        self.critic[-1] = Output(last.in_features, 2)
         with torch.no_grad():
             for layer in (self.pair_out, self.kind_out, self.critic[-1]):
                 assert isinstance(layer, nn.Linear)
@@ -124,7 +130,7 @@ class SetHeads(SetNetwork):
             ],
             dim=1,
         )
-        cluster_BC = self.actor_context(pooled)
+        cluster_BC = self.actor_context(pooled).float()
         hidden_BNW = torch.relu_(
             self.server_hidden(server_BNW) + self.context_to_server(cluster_BC).unsqueeze(1)
         )
@@ -157,6 +163,13 @@ class SetHeads(SetNetwork):
             policy_BA=mask_logits(policy_BA, mask_BA),
             value_B2=self.critic(pooled),
         )
+
+    def taken(self, observation: Observation, action_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (B, 2) the values, and (B, 2) the advantages of one action each."""
+        heads = self(observation)
+        taken_B1 = action_B.unsqueeze(1)
+        gain = [heads.reward_BA.gather(1, taken_B1), heads.cost_BA.gather(1, taken_B1)]
+        return heads.value_B2, torch.cat(gain, dim=1)
 
     def start_at(self, values_2: Tensor) -> None:
         """Make these the values of everything."""
@@ -193,29 +206,51 @@ class FlatHeads(nn.Module):
         self._num_actions = sizes.num_actions
         actor: nn.Sequential = FlatNetwork(sizes, config).actor
         self.body = nn.Sequential(*list(actor)[:-1])
-        self.out = nn.Linear(config.flat_width, NUM_HEADS * sizes.num_actions + 2)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
+        # Advantages are told apart however rough the product is; values are not.
+        self.out = Linear(config.flat_width, NUM_HEADS * sizes.num_actions)
+        self.value = Output(config.flat_width, 2)
+        for layer in (self.out, self.value):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
 
     def forward(self, observation: Observation) -> Heads:
         """Return all heads."""
-        servers, jobs = observation["servers"], observation["jobs"]
-        row_BF = torch.cat([servers.flatten(1), jobs.flatten(1), observation["context"]], dim=1)
-        sizes = [self._num_actions] * NUM_HEADS + [2]
-        prior, reward_BA, cost_BA, policy, value_B2 = self.out(self.body(row_BF)).split(sizes, 1)
+        body_BW = self._body(observation)
+        heads_BHA = self.out(body_BW).float().unflatten(1, (NUM_HEADS, self._num_actions))
+        prior, reward_BA, cost_BA, policy = heads_BHA.unbind(dim=1)
         mask_BA = observation["action_mask"]
         return Heads(
             prior_BA=mask_logits(prior, mask_BA),
             reward_BA=reward_BA,
             cost_BA=cost_BA,
             policy_BA=mask_logits(policy, mask_BA),
-            value_B2=value_B2,
+            value_B2=self.value(body_BW),
         )
+
+    def taken(self, observation: Observation, action_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (B, 2) the values, and (B, 2) the advantages of one action each.
+
+        It takes as many products as there are rows, not those of all actions.
+        """
+        body_BW = self._body(observation)
+        dtype, gains = body_BW.dtype, []
+        for head in (REWARD, COST):
+            row_B = head * self._num_actions + action_B
+            weight_BW = self.out.weight.to(dtype).index_select(0, row_B)
+            bias_B = self.out.bias.index_select(0, row_B)
+            gains.append((body_BW * weight_BW).sum(dim=1, dtype=torch.float32) + bias_B)
+        return self.value(body_BW), torch.stack(gains, dim=1)
+
+    def _body(self, observation: Observation) -> Tensor:
+        servers, jobs = observation["servers"], observation["jobs"]
+        row_BF = torch.cat([servers.flatten(1), jobs.flatten(1), observation["context"]], dim=1)
+        body_BW: Tensor = self.body(row_BF)
+        return body_BW
 
     def start_at(self, values_2: Tensor) -> None:
         """Make these the values of everything."""
         with torch.no_grad():
-            self.out.bias[-2:].copy_(values_2)
+            self.value.bias.copy_(values_2)
 
     def fast_parameters(self) -> list[Tensor]:
         """Return none: all of a perceptron's layers learn alike."""
@@ -232,7 +267,7 @@ class FlatHeads(nn.Module):
         for end in ("weight", "bias"):
             rows = getattr(self.out, end).detach()
             state[f"actor.{len(self.body)}.{end}"] = rows[first : first + self._num_actions]
-            state[f"critic.{len(self.body)}.{end}"] = rows[-2:-1]
+            state[f"critic.{len(self.body)}.{end}"] = getattr(self.value, end).detach()[:1]
         return state
 
 

@@ -140,6 +140,9 @@ class SetNetwork(nn.Module):
     actions, so that a policy means the same on 15 servers and on 500.
     """
 
+    context_layer: type[nn.Linear] = nn.Linear
+    """Of what tells the cluster as a whole; too small for PPO to gain from rounded products."""
+
     def __init__(self, sizes: ObservationSizes, config: NetworkConfig) -> None:
         super().__init__()
         width, context_width, pair_width = config.width, config.context_width, config.pair_width
@@ -151,11 +154,10 @@ class SetNetwork(nn.Module):
         self.context_in = nn.Linear(sizes.context_features, 2 * width, bias=False)
 
         pooled = sizes.context_features + 3 * width
-        # Not rounded in training: layers this small are no faster in bfloat16.
         self.actor_context = _perceptron(
-            pooled, context_width, context_width, nn.Linear, is_open=False
+            pooled, context_width, context_width, self.context_layer, is_open=False
         )
-        self.critic = _perceptron(pooled, context_width, 1, nn.Linear)
+        self.critic = _perceptron(pooled, context_width, 1, self.context_layer)
 
         self.server_hidden = nn.Linear(width, width)
         self.context_to_server = nn.Linear(context_width, width, bias=False)

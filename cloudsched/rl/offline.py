@@ -24,12 +24,9 @@ from cloudsched.datasets.manifest import Manifest, read_episodes, read_manifest
 from cloudsched.datasets.quiet import quiet_ray_data
 from cloudsched.datasets.transitions import TransitionConfig, TransitionReader
 from cloudsched.errors import ConfigError
-from cloudsched.models.constrained import (
-    ConstrainedConfig,
-    ConstrainedLearner,
-    ConstrainedModel,
-    loss_means,
-)
+from cloudsched.models.constrained import ConstrainedConfig, ConstrainedModel
+from cloudsched.models.constrained_learner import ConstrainedLearner
+from cloudsched.models.constrained_loss import loss_means
 from cloudsched.models.lagrange import LagrangeConfig
 from cloudsched.models.networks import NetworkConfig, ObservationSizes
 from cloudsched.sim.fleet import build_fleet
@@ -185,7 +182,7 @@ def iter_batches(
         order = torch.randperm(count, generator=generator).to(device)
         for first in range(0, count - size + 1, size):
             rows = order[first : first + size]
-            yield {name: values[rows] for name, values in slab.items()}
+            yield {name: values.index_select(0, rows) for name, values in slab.items()}
 
 
 @dataclass

@@ -24,7 +24,8 @@ from cloudsched.datasets.mixing import MixedPolicy
 from cloudsched.datasets.quiet import quiet_ray_data
 from cloudsched.datasets.shard import MakePolicy
 from cloudsched.evaluation import Episodes, Evaluation, first_seeds
-from cloudsched.models.constrained import ConstrainedConfig, ConstrainedLearner
+from cloudsched.models.constrained import ConstrainedConfig
+from cloudsched.models.constrained_learner import ConstrainedLearner
 from cloudsched.models.lagrange import LagrangeConfig
 from cloudsched.results import write_files
 from cloudsched.rl.offline import (

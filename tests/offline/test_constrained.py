@@ -11,15 +11,15 @@ from cloudsched.config import ClusterConfig, FleetConfig
 from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.envs.observation import columns
 from cloudsched.heuristics.random import RandomPolicy
-from cloudsched.models.constrained import (
-    OBSERVATION,
-    ConstrainedConfig,
-    ConstrainedLearner,
-    ConstrainedModel,
+from cloudsched.models.constrained import OBSERVATION, ConstrainedConfig, ConstrainedModel
+from cloudsched.models.constrained_learner import ConstrainedLearner
+from cloudsched.models.constrained_loss import (
     constrained_target,
     cost_pessimism,
     kind_weights,
     kinds,
+    kinds_of,
+    sums_by_kind,
 )
 from cloudsched.models.heads import POLICY, PRIOR, Heads, build_heads
 from cloudsched.models.lagrange import LagrangeConfig, LagrangeMultiplier
@@ -60,13 +60,18 @@ def test_each_head_is_one_ordinary_network(observation, kind, is_balanced):
         assert (logits[~is_legal] < -1e30).all()
 
 
-def a_better_policy(prior, reward, cost):
+def a_better_policy(prior, reward, cost, *, can_place=False):
     """Score two pairs, a server that sleeps, one that does not, and waiting."""
     cluster = ClusterConfig(fleet=FleetConfig(num_servers=2), visible_jobs=1)
     sizes = ObservationSizes.of(cluster)
     servers = torch.zeros(1, 2, sizes.server_features)
     servers[0, 0, columns(cluster.num_resources).is_asleep] = 1.0
-    seen = {"servers": servers, "jobs": torch.zeros(1, 1, sizes.job_features)}
+    mask = torch.tensor([[can_place, can_place, 1, 1, 1]], dtype=torch.int8)
+    seen = {
+        "servers": servers,
+        "jobs": torch.zeros(1, 1, sizes.job_features),
+        "action_mask": mask,
+    }
     logits, gains, costs = (torch.tensor([values]) for values in (prior, reward, cost))
     heads = Heads(logits, gains, costs, logits, torch.zeros(1, 2))
     score = heads.score(price=2.0, temperature=0.1, reach=2.0, observation=seen)
@@ -91,24 +96,56 @@ def test_only_sleeping_gains_on_other_kinds_of_action():
     assert torch.isfinite(score).all()
 
 
+def test_sleeping_gains_nothing_while_a_job_can_be_placed():
+    prior, reward = [0.3, 0.0, -1.0, -2.0, 0.5], [0.2, -0.1, -3.0, 3.0, 3.0]
+    _, after, before = a_better_policy(prior, reward, [0.0] * 5, can_place=True)
+    assert after[3].item() == pytest.approx(before[3].item(), rel=1e-5)
+    assert after[0] / after[1] > before[0] / before[1]
+
+
 def test_the_target_agrees_with_a_scalar_loop():
     generator = torch.Generator().manual_seed(1)
-    reward, cost = torch.rand(2, 5, 4, generator=generator)
-    value = torch.rand(5, 2, generator=generator)
+    following = torch.rand(5, 2, generator=generator)
     outcome, discount = torch.rand(5, 2, generator=generator), torch.rand(5, generator=generator)
     discount[2] = 0.0  # terminated
-    action = torch.tensor([0, 3, 1, 2, 2])
-    heads = Heads(torch.zeros(5, 4), reward, cost, torch.zeros(5, 4), value)
-    target, following = constrained_target(
-        reward_B2=outcome, discount_B=discount, next_action_B=action, target_next=heads
-    )
+    target = constrained_target(reward_B2=outcome, discount_B=discount, next_B2=following)
     for i in range(5):
-        for k, gain in enumerate((reward, cost)):
-            next_value = value[i, k].item() + gain[i, action[i]].item()
-            assert following[i, k].item() == pytest.approx(next_value)
-            expected = outcome[i, k].item() + discount[i].item() * next_value
+        for k in range(2):
+            expected = outcome[i, k].item() + discount[i].item() * following[i, k].item()
             assert target[i, k].item() == pytest.approx(expected)
     torch.testing.assert_close(target[2], outcome[2])
+
+
+@pytest.mark.parametrize("kind", ["set", "flat"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_value_of_an_action_is_that_of_the_state_and_its_advantage(
+    observation, kind, precision
+):
+    cluster, tensors = observation
+    torch.manual_seed(0)
+    config = ConstrainedConfig(network=NetworkConfig(kind=kind, **SMALL), precision=precision)
+    model = ConstrainedModel(ObservationSizes.of(cluster), config)
+    for parameter in model.heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    ConstrainedLearner(model, model, config, num_steps=1)
+    action = torch.multinomial((tensors["action_mask"] != 0).float(), 1).squeeze(1)
+    found = model.values(tensors, action, config)
+    heads = model._heads(model.heads, tensors, config)
+    for i in range(len(action)):
+        for k, gain in enumerate((heads.reward_BA, heads.cost_BA)):
+            expected = heads.value_B2[i, k].item() + gain[i, action[i]].item()
+            assert found[i, k].item() == pytest.approx(expected, rel=0.02, abs=1e-3)
+
+
+def test_the_kind_of_an_action_is_found_without_those_of_all(observation):
+    cluster, tensors = observation
+    every = kinds(tensors)
+    for action in range(cluster.num_actions):
+        chosen = torch.full((len(every),), action)
+        assert torch.equal(kinds_of(chosen, tensors), every[:, action])
+    chance = torch.rand(every.shape)
+    expected = torch.stack([(chance * (every == kind)).sum(dim=1) for kind in range(4)], dim=1)
+    torch.testing.assert_close(sums_by_kind(chance, tensors), expected)
 
 
 def test_pessimism_agrees_with_a_scalar_loop_and_ignores_illegal_actions():

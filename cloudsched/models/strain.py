@@ -1,0 +1,225 @@
+"""Logged wakes under strain: what a policy has to know of jams, which no log shows.
+
+A rule wakes servers in time, so its logs hold next to no state in which jobs wait while servers
+sleep. There a clone is left to chance: it may hold waiting for twice as likely as waking however
+long the queue is, and whoever then does what is likeliest never wakes a server again.
+
+But whoever woke a server would have done so all the more with less room, fewer servers awake and
+more jobs waiting. So each logged wake also stands for some that were not logged: the same decision
+with the servers that are awake full, some of them asleep, and a queue of jobs that fit nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cloudsched.envs.observation import TIME_SCALE, columns
+from cloudsched.models.constrained_loss import PLACE, WAKE, kinds
+from cloudsched.models.heads import Heads
+from cloudsched.models.masking import log_total, mask_logits
+from cloudsched.models.networks import Observation
+
+NUM_COPIES = 4  # of each wake
+ONE_IN = 8  # placements has a copy
+ROWS = 128  # of what goes through the network at once, or a multiple
+NUM_LENGTHS = 5  # of queues: as many jobs as are visible, or 4, 16, 64 or 256 times that
+ROOM = (0.0, 0.1, 0.3)  # what is left of the free capacity of a server that is awake
+AGE_TICKS = (0.0, 4.0, 20.0, 100.0)  # by how much longer the jobs have been waiting
+
+
+def strained_rows(
+    observation: Observation, later_jobs: Tensor, kind_B: Tensor, is_meant_B: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return what was meant as wakes and as placements, under strain.
+
+    Args:
+        later_jobs: (B, K, F) what is in the window some ticks later.
+        kind_B: of what was done.
+    """
+    wakes, placements = (
+        (is_meant_B & (kind_B == kind)).nonzero().squeeze(1) for kind in (WAKE, PLACE)
+    )
+    return (
+        under_strain(_rows(observation, wakes), later_jobs.index_select(0, wakes)),
+        after_longer_waits(_rows(observation, placements)),
+    )
+
+
+def after_longer_waits(placements: Observation) -> dict[str, Tensor]:
+    """Return observations like those in which a job was placed, only that jobs waited longer.
+
+    Where the window is full, the queue behind it is longer too. Placements are common, so that one
+    in `ONE_IN` is enough.
+    """
+    is_chosen = _number(placements["context"]) % ONE_IN == 0
+    placements = {name: values[is_chosen] for name, values in placements.items()}
+    number_S = _number(placements["context"]) // ONE_IN
+    jobs = _aged(placements["jobs"], number_S)
+    is_present = placements["jobs"][:, :, -1:]
+    jobs = jobs * is_present
+    awake_S = torch.ones_like(number_S)
+    context = _longer_queue(placements["context"], jobs, placements["servers"], awake_S, number_S)
+    return {**placements, "jobs": jobs, "context": context}
+
+
+def under_strain(wakes: Observation, later_jobs: Tensor) -> dict[str, Tensor]:
+    """Return observations like those in which a server was woken, only worse.
+
+    A wake has no copies if jobs could still be placed, or if no jobs are known that fit nowhere.
+    What varies does so with the observation itself: a resumed run needs no generator's state, and
+    several workers make of their shares what one would make of all.
+
+    Args:
+        wakes: S observations.
+        later_jobs: (S, K, F) what is in the window some ticks later; fills up the queue.
+    """
+    num_servers, num_jobs = wakes["servers"].shape[1], wakes["jobs"].shape[1]
+    num_pairs = num_servers * num_jobs
+    jobs_S2KF = torch.cat([wakes["jobs"], later_jobs], dim=1)
+    is_full = (wakes["action_mask"][:, :num_pairs] == 0).all(dim=1)
+    rows_S = (is_full & (jobs_S2KF[:, :, -1] != 0.0).any(dim=1)).nonzero().squeeze(1)
+    rows_S = rows_S.repeat_interleave(NUM_COPIES)
+    copy_S = torch.arange(len(rows_S), device=rows_S.device) % NUM_COPIES
+    context = wakes["context"][rows_S]
+    number_S = copy_S + _number(context)
+
+    servers, is_asleep = _worse_servers(wakes["servers"][rows_S], number_S)
+    jobs = _aged(_filled(jobs_S2KF[rows_S], num_jobs), number_S)
+    num_resources = (servers.shape[2] - 12) // 2
+    demand, free = jobs[:, :, None, :num_resources], servers[:, None, :, :num_resources]
+    fits = ((demand <= free).all(dim=3) & ~is_asleep.unsqueeze(1)).any(dim=2)
+    jobs = jobs * ~fits.unsqueeze(2)
+    num_awake = (wakes["servers"][rows_S][:, :, columns(num_resources).is_asleep] == 0).sum(dim=1)
+    awake_S = (~is_asleep).sum(dim=1) / num_awake.clamp(min=1)
+    context = _longer_queue(context, jobs, servers, awake_S, number_S)
+
+    mask = torch.zeros_like(wakes["action_mask"][rows_S])
+    num_toggles = mask.shape[1] - num_pairs - 1  # none where nothing may sleep
+    mask[:, num_pairs:-1] = is_asleep[:, :num_toggles]
+    mask[:, -1] = 1
+    is_jammed_S = jobs[:, :, -1].any(dim=1)
+    found = {"servers": servers, "jobs": jobs, "context": context, "action_mask": mask}
+    return {name: values[is_jammed_S] for name, values in found.items()}
+
+
+def in_one(*observations: Observation) -> dict[str, Tensor]:
+    """Return the rows of several observations, and some of the first once more.
+
+    Their number is a multiple of `ROWS`: matrix products are prepared anew for each size.
+    """
+    short = -sum(len(part["context"]) for part in observations) % ROWS
+    return {
+        name: torch.cat([*(part[name] for part in observations), observations[0][name][:short]])
+        for name in observations[0]
+    }
+
+
+def apart(heads: Heads, *observations: Observation) -> list[Heads]:
+    """Return the heads of each of the observations that were made one."""
+    sizes = [len(part["context"]) for part in observations]
+    sizes.append(len(heads.value_B2) - sum(sizes))
+    split = [torch.split(part, sizes) for part in heads]
+    return [Heads(*(parts[i] for parts in split)) for i in range(len(observations))]
+
+
+def shortfall(
+    strained: Sequence[Observation], strained_heads: Sequence[Heads], weight_4: Tensor
+) -> Tensor:
+    """Return by how many nats prior and policy miss what was meant under strain, summed.
+
+    Only the kind of action counts; which one it is, they learn from what was logged.
+    """
+    total = weight_4.new_zeros(())
+    shares = ((WAKE, 1.0 / NUM_COPIES), (PLACE, float(ONE_IN)))
+    for part, heads, (kind, share) in zip(strained, strained_heads, shares, strict=True):
+        is_wanted_SA = kinds(part) == kind
+        for logits_SA in (heads.prior_BA, heads.policy_BA):
+            missed_S1 = log_total(logits_SA) - log_total(mask_logits(logits_SA, is_wanted_SA))
+            total = total + share * weight_4[kind] * missed_S1.sum()
+    return total
+
+
+def _worse_servers(servers: Tensor, number_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (S, N, F) servers with less room, in half of the copies fewer awake; who sleeps."""
+    num_resources = (servers.shape[2] - 12) // 2
+    at = columns(num_resources)
+    is_awake = servers[:, :, at.is_asleep] == 0.0
+    server_N = torch.arange(servers.shape[1], device=servers.device)
+    number_S1 = number_S.unsqueeze(1)
+    # Every second or third server that was awake sleeps.
+    is_put_down = is_awake & ((server_N + number_S1) % (2 + number_S1 % 2) == 0)
+    is_put_down &= number_S1 % 4 < 2
+    full = servers.clone()
+    room_S = servers.new_tensor(ROOM)[number_S % len(ROOM)]
+    full[:, :, :num_resources] *= room_S[:, None, None]
+    asleep = torch.zeros_like(servers)
+    fixed = slice(num_resources, 2 * num_resources + 3)  # capacities and watts
+    asleep[:, :, fixed] = servers[:, :, fixed]
+    asleep[:, :, :num_resources] = servers[:, :, num_resources : 2 * num_resources]
+    asleep[:, :, at.is_asleep] = 1.0
+    is_asleep = ~is_awake | is_put_down
+    return torch.where(is_asleep.unsqueeze(2), asleep, full), is_asleep
+
+
+def _filled(known: Tensor, num_jobs: int) -> Tensor:
+    """Return (S, K, F) known jobs in all slots of the window, some of them twice."""
+    is_known = known[:, :, -1] != 0.0
+    known_first = (~is_known).to(torch.int8).argsort(dim=1, stable=True)
+    slot_K = torch.arange(num_jobs, device=known.device)
+    chosen_SK = known_first.gather(1, slot_K % is_known.sum(dim=1, keepdim=True))
+    return known.gather(1, chosen_SK.unsqueeze(2).expand(-1, -1, known.shape[2]))
+
+
+def _aged(jobs: Tensor, number_S: Tensor) -> Tensor:
+    """Return jobs that have been waiting longer."""
+    at = columns(jobs.shape[2] - 4)
+    jobs = jobs.clone()
+    age_S1 = jobs.new_tensor(AGE_TICKS)[number_S // 3 % len(AGE_TICKS)].unsqueeze(1)
+    jobs[:, :, at.wait] = _squash(_stretch(jobs[:, :, at.wait]) + age_S1)
+    jobs[:, :, at.laxity] = _squash(_stretch(jobs[:, :, at.laxity]) - age_S1)
+    return jobs
+
+
+def _longer_queue(
+    context: Tensor, jobs: Tensor, servers: Tensor, awake_S: Tensor, number_S: Tensor
+) -> Tensor:
+    """Return (S, F) contexts that tell of the queue, of who is awake and of the power.
+
+    Args:
+        awake_S: the share of the servers awake before that still is.
+    """
+    num_servers, num_resources = servers.shape[1], jobs.shape[2] - 4
+    at = columns(num_resources)
+    num_visible_S = jobs[:, :, -1].sum(dim=1)
+    is_more_S = num_visible_S == jobs.shape[1]
+    times_S = torch.where(is_more_S, 4.0 ** (number_S % NUM_LENGTHS), 1.0)
+    length_S = num_visible_S * times_S
+    late_S = (jobs[:, :, at.laxity] < 0.0).sum(dim=1) * times_S
+    capacity = servers[:, :, num_resources : 2 * num_resources].sum(dim=1).clamp(min=1e-6)
+    queued = jobs[:, :, :num_resources].sum(dim=1) * times_S.unsqueeze(1) / capacity
+    context = context.clone()
+    context[:, at.queued - 1] = length_S / (length_S + num_servers)
+    context[:, at.queued : at.queued + num_resources] = queued / (queued + 1.0)
+    context[:, at.late] = late_S / (late_S + num_servers)
+    context[:, at.awake : at.awake + 2] *= awake_S.unsqueeze(1)
+    return context
+
+
+def _number(context: Tensor) -> Tensor:
+    """Return (S,) numbers that are as good as drawn."""
+    return (1e4 * context.abs().sum(dim=1)).long()
+
+
+def _squash(ticks: Tensor) -> Tensor:
+    return ticks / (ticks.abs() + TIME_SCALE)
+
+
+def _stretch(feature: Tensor) -> Tensor:
+    return TIME_SCALE * feature / (1.0 - feature.abs()).clamp(min=1e-3)
+
+
+def _rows(observation: Observation, rows_S: Tensor) -> dict[str, Tensor]:
+    return {name: values.index_select(0, rows_S) for name, values in observation.items()}
