@@ -45,7 +45,7 @@ class Evolve(ScenarioOptions):
     by_site: bool = False
     """Search for the numbers of each kind of site apart; only with workload `mixture`."""
     evaluations: int = 2000
-    """Candidates to try, over all kinds of site."""
+    """Candidates to try, over all kinds of site; each search takes whole generations."""
     minutes: float | None = None
     """Stop after so many minutes, if that is sooner."""
     population: int = 20
