@@ -10,7 +10,7 @@ at 1.5, 2.4 and 2.9 %, where `headroom@diurnal` has -2,568 and 0.45 %: it loses.
 more work waiting (98.3 % of the work is done on poisson against 99.7 %), which an episode's end
 forgives: over 5,000 ticks one of them was 72 [55, 87] of 12,534 behind. These six runs kept a
 running average of the weights, which is gone since (`docs/learning.md`); without it seed 0 had
--2,445 on poisson and -2,587 on diurnal. With today's set policy, whose scores are compiled, it takes
+-2,445 on poisson and -2,587 on diurnal. With today's set policy, whose scores are compiled, it is
 two minutes on two cores (`make demo`): -2,461 on poisson at 2,337 W and 0.31 %, even with the rule
 (-0.1 [-6, 6]).
 """
