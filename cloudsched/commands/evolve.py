@@ -35,13 +35,15 @@ class Evolve(ScenarioOptions):
     Examples:
       cloudsched evolve --preset mixed_wake --workload mixture --start headroom@mixed_wake/mixture
       cloudsched evolve --preset mixed_wake --workload mixture --start headroom@mixed_wake/mixture \
---by-site --evaluations 9600 --episodes 24 --population 16 --step 0.08
+--by-site --evaluations 9600 --episodes 24 --population 16 --step 0.08 --teachers headroom@mixture
       cloudsched evaluate --preset mixed_wake --workload mixture --policy runs/evolve
     """
 
     start: str = "power_aware+headroom"
     """The rule to start from: a name of `cloudsched policies`, a file of `tune-heuristic`, or a
     bundle of this command without --by-site, to go on with it."""
+    teachers: tuple[str, ...] = ()
+    """Further rules, with --by-site: each search begins with the one that does best there."""
     by_site: bool = False
     """Search for the numbers of each kind of site apart; only with workload `mixture`."""
     evaluations: int = 2000
@@ -65,13 +67,9 @@ class Evolve(ScenarioOptions):
         from cloudsched.heuristics.adapting import SearchConfig, adapt_heuristic
 
         console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        start, scenario = self._start(), self.scenario
-        if start.sleep != "headroom":
-            raise ConfigError(f"--start {self.start!r}: expected a rule that keeps headroom awake.")
-        if start.sites:
-            raise ConfigError(
-                f"--start {self.start!r}: it has numbers by site already; start from a rule."
-            )
+        scenario = self.scenario
+        start = self._rule("start", self.start)
+        teachers = [self._rule("teachers", name) for name in self.teachers]
         console.print(
             f"evolving {self.start} on {self.workload} (preset {self.preset}, load {self.load:g}), "
             f"seed {self.seed}"
@@ -87,21 +85,28 @@ class Evolve(ScenarioOptions):
         if self.by_site:
             from cloudsched.heuristics.sites import adapt_by_site
 
-            found = adapt_by_site(start, scenario, config, lambda at: watch(at.search, f"{at} "))
+            found = adapt_by_site(
+                start, scenario, config, lambda at: watch(at.search, f"{at} "), teachers
+            )
         else:
             found = adapt_heuristic(start, scenario, config, watch)
         print(self._save(found, watch.done, time.monotonic() - watch.began))
 
-    def _start(self) -> HeuristicConfig:
+    def _rule(self, option: str, name: str) -> HeuristicConfig:
         from cloudsched.bundle import load_bundle
         from cloudsched.heuristics.catalog import load_heuristic
 
-        folder = Path(self.start)
-        if not (folder / "bundle.json").exists():
-            return load_heuristic(self.start)
-        rule = load_bundle(folder).network.prior
+        folder = Path(name)
+        is_bundle = (folder / "bundle.json").exists()
+        rule = load_bundle(folder).network.prior if is_bundle else load_heuristic(name)
         if rule is None:
-            raise ConfigError(f"--start {self.start!r}: the policy in it corrects no rule.")
+            raise ConfigError(f"--{option} {name!r}: the policy in it corrects no rule.")
+        if rule.sleep != "headroom":
+            raise ConfigError(f"--{option} {name!r}: expected a rule that keeps headroom awake.")
+        if rule.sites:
+            raise ConfigError(
+                f"--{option} {name!r}: it has numbers by site already; expected a plain rule."
+            )
         return rule
 
     def _save(self, found: HeuristicConfig, done: int, seconds: float) -> Path:
@@ -117,6 +122,7 @@ class Evolve(ScenarioOptions):
         training = {
             "algorithm": "evolution",
             "start": self.start,
+            "teachers": list(self.teachers),
             "scenario": scenario.to_dict(),
             "seed": self.seed,
             "evaluations": done,
@@ -140,6 +146,8 @@ class Evolve(ScenarioOptions):
             raise ConfigError(f"--step {self.step}: expected a number above 0 and at most 1.")
         if self.minutes is not None and not self.minutes > 0:
             raise ConfigError(f"--minutes {self.minutes}: expected more than 0.")
+        if self.teachers and not self.by_site:
+            raise ConfigError("--teachers: they teach searches --by-site; add that option.")
         check_folder(self.out)
 
 

@@ -2,13 +2,14 @@
 
 Kinds are those of a `mixture`: what arrives, how much of it, and how long waking takes. A search
 that knows the kind needs far fewer candidates than one for all sites at once, and fewer still from
-numbers that suit the same arrivals at any load and wake delay, so those are searched for first. At
-work nobody tells the kind; the signals do, the better the longer the episode has run.
+numbers that suit the same arrivals at any load and wake delay, so those are searched for first, or
+from a rule that was tuned for some other site and happens to suit this one. At work nobody tells
+the kind; the signals do, the better the longer the episode has run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,13 +26,20 @@ from cloudsched.heuristics.adapting import SearchConfig, search_numbers
 from cloudsched.heuristics.adaptive import terms_of
 from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.heuristics.parameters import HeuristicConfig
-from cloudsched.heuristics.tuning import Scorer, TuningProgress, free_parameters, plain_policy
+from cloudsched.heuristics.tuning import (
+    Scorer,
+    TuningProgress,
+    free_parameters,
+    gains_over,
+    plain_policy,
+)
 from cloudsched.sim.engine import wake_delay_of
 from cloudsched.workload.mixture import MixtureWorkload
 
 POOL_SIZE = 20_000
 NUM_LEVELS = 3  # of load, for each workload; an episode has the nearest one
 WORKLOAD_SHARE = 1.0 / 3.0  # of the candidates, for numbers that suit one workload
+TRIAL_EPISODES = 64  # on which rules are compared before and after a search
 LESSON_EPISODES = 1024
 LESSON_EVERY = 20  # ticks
 DECAY = 1e-4  # of the recogniser's weights; without it rare terms grow without bound
@@ -58,11 +66,13 @@ def adapt_by_site(
     scenario: Scenario,
     config: SearchConfig,
     report: Callable[[SiteProgress], None],
+    teachers: Sequence[HeuristicConfig] = (),
 ) -> HeuristicConfig:
     """Return a rule with its own numbers at every kind of site, and a recogniser for them.
 
     Args:
         start: a headroom controller, tuned on the same scenario.
+        teachers: further ones; each search begins with the best of them all.
         config: its candidates are shared out evenly among workloads, then among kinds.
         report: may raise KeyboardInterrupt; kinds that had no turn yet then keep what they have.
     """
@@ -85,11 +95,15 @@ def adapt_by_site(
         done += config.population
         report(SiteProgress(site, number, len(searches), replace(state, evaluations=done)))
 
+    generator = np.random.default_rng(config.seed)
     for number, (site, kinds, evaluations) in enumerate(searches, start=1):
         own = replace(config, evaluations=evaluations, seed=config.seed + 1000 * number)
         pool = np.concatenate([pools[kind] for kind in kinds])
         watch = partial(tell, site, number)
-        rule, is_over = search_numbers(found[kinds[0]], names, score, pool, own, watch)
+        begin = _best([found[kinds[0]], *teachers], score, generator.choice(pool, TRIAL_EPISODES))
+        rule, is_over = search_numbers(begin, names, score, pool, own, watch)
+        # A search of few generations may end beside what it came from.
+        rule = _best([begin, rule], score, generator.choice(pool, TRIAL_EPISODES))
         found.update(dict.fromkeys(kinds, rule))
         if is_over:
             break
@@ -97,6 +111,15 @@ def adapt_by_site(
         sites={name: tuple(getattr(rule, name) for rule in found.values()) for name in names},
         recogniser=_learn_to_recognise(start, scenario, pools, config.seed),
     )
+
+
+def _best(
+    rules: Sequence[HeuristicConfig], score: Scorer, seeds: NDArray[np.int64]
+) -> HeuristicConfig:
+    """Return the rule that does best in some episodes, in proportion to what the first one does."""
+    score.face(seeds.tolist())
+    returns = score(rules)
+    return rules[int(gains_over(returns[:, :1], returns).argmax())]
 
 
 def _pools(scenario: Scenario, seed: int) -> dict[Kind, NDArray[np.int64]]:

@@ -58,3 +58,20 @@ def test_each_kind_gets_its_own_numbers_and_they_do_better_together() -> None:
     assert (gain > 0).mean() > 0.7
     with pytest.raises(ConfigError, match="one kind of site"):
         _pools(Scenario(), 0)
+
+
+def test_searches_begin_with_the_teacher_that_does_best() -> None:
+    good = HEURISTICS["power_aware+headroom"].config
+    poor = good.replace(headroom_constant=5.0)
+    scenario = Scenario(
+        preset="mixed_wake",
+        workload="mixture",
+        settings={"episode_ticks": 60},
+        workload_options={"workloads": ("poisson", "bursty"), "load_steps": 2},
+    )
+    # So few candidates, so near, that what is found is where the search began.
+    few = SearchConfig(evaluations=14, population=4, num_seeds=2, step=0.001, seed=0)
+    alone = adapt_by_site(poor, scenario, few, lambda _: None)
+    taught = adapt_by_site(poor, scenario, few, lambda _: None, [good])
+    assert all(value > 4.5 for value in alone.sites["headroom_constant"])
+    assert all(value < 1.5 for value in taught.sites["headroom_constant"])

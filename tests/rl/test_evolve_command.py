@@ -64,6 +64,8 @@ def test_evolve_by_site_writes_a_bundle_that_recognises_sites(tmp_path, capsys):
         (["--minutes", "0"], "--minutes 0"),
         (["--step", "2"], "--step 2"),
         (["--workload", "poisson", "--by-site"], "one kind of site"),
+        (["--by-site", "--teachers", "best_fit"], "--teachers 'best_fit': expected a rule that"),
+        (["--teachers", "headroom@mixture"], "add that option"),
     ],
 )
 def test_a_mistake_costs_one_line(words, complaint, capsys):
