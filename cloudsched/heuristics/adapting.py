@@ -22,6 +22,7 @@ from cloudsched.envs.scenario import Scenario
 from cloudsched.heuristics.adaptive import answers_table
 from cloudsched.heuristics.parameters import RANGES, SIGNALS, HeuristicConfig
 from cloudsched.heuristics.tuning import (
+    MakePolicy,
     Scorer,
     TunedHeuristic,
     TuningProgress,
@@ -91,6 +92,7 @@ def tune_on_fresh_arrivals(
     names: Sequence[str],
     config: SearchConfig,
     report: Report,
+    make_policy: MakePolicy = plain_policy,
 ) -> TunedHeuristic:
     """Search for better numbers as `tune_heuristic` does, but on new arrivals in each generation.
 
@@ -100,8 +102,9 @@ def tune_on_fresh_arrivals(
         seeds: train seeds, on which the outcome is measured in the end.
         names: the numbers to search.
         report: may raise KeyboardInterrupt to end the search.
+        make_policy: what runs the candidates, one for each cluster.
     """
-    score = Scorer(scenarios, seeds, plain_policy)
+    score = Scorer(scenarios, seeds, make_policy)
     done = 0
 
     def tell(state: TuningProgress) -> None:

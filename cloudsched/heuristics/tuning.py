@@ -92,7 +92,6 @@ def tune_heuristic(
     step: float,
     seed: int,
     report: Callable[[TuningProgress], None],
-    make_policy: MakePolicy | None = None,
 ) -> TunedHeuristic:
     """Search for better numbers.
 
@@ -105,11 +104,10 @@ def tune_heuristic(
         step: how far the first candidates lie from the start, as a share of each range.
         report: called after each generation; may raise KeyboardInterrupt to end the search, which
             then returns the best so far.
-        make_policy: what runs the candidates, one for each cluster; `HeuristicPolicy` if None.
     """
     if not names:
         raise ConfigError(f"A heuristic with sleep={start.sleep!r} has no numbers to tune.")
-    score = Scorer(scenarios, seeds, make_policy or plain_policy)
+    score = Scorer(scenarios, seeds, plain_policy)
     start_returns = score([start])
     low, high = np.array([RANGES[name] for name in names]).T
     origin = np.array([getattr(start, name) for name in names])
