@@ -48,6 +48,8 @@ class TrainBenchConfig(Settings):
     """Workload of the clusters, with the default preset."""
     fleet_sizes: tuple[int, ...] = (15, 150, 500)
     """Numbers of servers with which the set policy is measured, to see how its cost grows."""
+    runner_counts: tuple[int, ...] = (1, 2)
+    """Numbers of remote runners that share the sampling, to see how training scales."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "minibatch_size", "num_epochs", "rounds"):
@@ -68,7 +70,8 @@ def run(config: TrainBenchConfig, report: Callable[[str], None]) -> dict[str, An
     Returns:
         `steps_per_s` by contender (None with a reason in `absent` where it cannot run), `ratios` of
         ours to each peer and `float32_ratios` of ours in float32, `precision` of each contender,
-        `set_policy_over_flat`, `set_policy_steps_per_s` by number of servers, and the settings.
+        `set_policy_over_flat`, `set_policy_steps_per_s` by number of servers,
+        `steps_per_s_by_remote_runners` of ours, and the settings.
     """
     absent: dict[str, str] = {}
     samples: dict[str, dict[int, list[float]]] = {}
@@ -91,6 +94,7 @@ def run(config: TrainBenchConfig, report: Callable[[str], None]) -> dict[str, An
                 samples[name][num_envs].append(speed)
                 report(f"{name} with {num_envs} clusters: {speed:,.0f} steps/s")
     by_size = {size: _set_policy_speed(config, size, report) for size in config.fleet_sizes}
+    by_runners = {count: _remote_speed(config, count, report) for count in config.runner_counts}
     medians = {
         name: {num_envs: sorted(speeds)[len(speeds) // 2] for num_envs, speeds in counts.items()}
         for name, counts in samples.items()
@@ -103,6 +107,7 @@ def run(config: TrainBenchConfig, report: Callable[[str], None]) -> dict[str, An
         "precision": {name: _precision(name) for name in CONTENDERS},
         "set_policy_over_flat": best["cloudsched_set"] / best["cloudsched"],
         "set_policy_steps_per_s": by_size,
+        "steps_per_s_by_remote_runners": by_runners,
         "steps_per_s_by_env_count": medians,
         "absent": absent,
         "config": asdict(config),
@@ -141,6 +146,19 @@ def _set_policy_speed(
     return speed
 
 
+def _remote_speed(
+    config: TrainBenchConfig, num_runners: int, report: Callable[[str], None]
+) -> float:
+    """Return the steps a second with as many clusters as elsewhere, shared out among runners."""
+    with ExitStack() as stack:
+        num_envs = max(1, max(config.env_counts) // num_runners)
+        iterate = _ours(config, num_envs, stack, num_runners=num_runners)
+        iterate()  # warm up
+        speed = _measure(iterate, config.seconds)
+    report(f"cloudsched with {num_runners} remote runners: {speed:,.0f} steps/s")
+    return speed
+
+
 def _ours(
     config: TrainBenchConfig,
     num_envs: int,
@@ -148,6 +166,7 @@ def _ours(
     kind: str = "flat",
     settings: dict[str, Any] | None = None,
     precision: str = DEFAULT_PRECISION,
+    num_runners: int = 0,
 ) -> Iterate:
     from cloudsched.rl.algorithms.ppo import ClusterPPOConfig
 
@@ -155,7 +174,7 @@ def _ours(
     algorithm_config.environment(
         env_config={"workload": config.workload, "settings": settings or {}}
     )
-    algorithm_config.env_runners(num_envs_per_env_runner=num_envs)
+    algorithm_config.env_runners(num_env_runners=num_runners, num_envs_per_env_runner=num_envs)
     algorithm_config.rl_module(model_config={"network": {"kind": kind}})
     algorithm_config.training(precision=precision)
     return _rllib(algorithm_config, config, stack)

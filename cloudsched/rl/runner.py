@@ -269,10 +269,13 @@ def concatenate(batches: list[Batch]) -> Batch:
 
 
 def as_tensors(batch: Batch, device: torch.device | str) -> Batch:
-    """Return the columns as tensors on a device; on the CPU they share memory."""
-    return {
-        name: as_tensors(column, device)
-        if isinstance(column, dict)
-        else torch.as_tensor(column, device=device)
-        for name, column in batch.items()
-    }
+    """Return the columns as tensors on a device; on the CPU they share memory if they may."""
+    tensors: Batch = {}
+    for name, column in batch.items():
+        if isinstance(column, dict):
+            tensors[name] = as_tensors(column, device)
+            continue
+        # What comes from a remote runner alone lies in Ray's object store, which nobody may change.
+        own = column if column.flags.writeable else column.copy()
+        tensors[name] = torch.as_tensor(own, device=device)
+    return tensors

@@ -10,7 +10,7 @@ from cloudsched.models.precision import Linear
 from cloudsched.rl.algorithms.ppo import ENV_ID, ClusterPPO, ClusterPPOConfig
 from cloudsched.rl.learners import ppo
 from cloudsched.rl.modules.cluster import ClusterModule
-from cloudsched.rl.runner import REPORTED_METRICS
+from cloudsched.rl.runner import REPORTED_METRICS, as_tensors
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 
@@ -228,3 +228,13 @@ def test_missing_initial_weights_are_named(tiny_config, tmp_path):
 def test_an_unknown_advantage_scaling_is_refused():
     with pytest.raises(ConfigError, match="expected one of running, batch, none"):
         ClusterPPOConfig().training(advantage_scaling="bach")
+
+
+def test_columns_in_the_object_store_are_not_written_to():
+    shared = {"own": np.zeros(3, np.float32), "obs": {"stored": np.zeros(3, np.float32)}}
+    shared["obs"]["stored"].flags.writeable = False
+    tensors = as_tensors(shared, "cpu")
+    tensors["own"] += 1.0
+    tensors["obs"]["stored"] += 1.0
+    assert (shared["own"] == 1.0).all()
+    assert (shared["obs"]["stored"] == 0.0).all()

@@ -18,6 +18,7 @@ def test_the_bench_measures_every_contender_that_is_installed():
             rounds=1,
             env_counts=(4,),
             fleet_sizes=(4, 8),
+            runner_counts=(1,),
         ),
         lines.append,
     )
@@ -31,4 +32,5 @@ def test_the_bench_measures_every_contender_that_is_installed():
         assert getattr(torch, precision) == (ours if name == "cloudsched" else torch.float32)
     assert set(result["set_policy_steps_per_s"]) == {4, 8}
     assert all(speed > 0 for speed in result["set_policy_steps_per_s"].values())
+    assert result["steps_per_s_by_remote_runners"][1] > 0
     assert any("bare_torch" in line for line in lines)
