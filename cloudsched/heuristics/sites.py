@@ -22,17 +22,11 @@ from cloudsched.envs.cluster import FRESH_SEEDS, ClusterVectorEnv
 from cloudsched.envs.observation import columns
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
-from cloudsched.heuristics.adapting import SearchConfig, search_numbers
+from cloudsched.heuristics.adapting import SearchConfig, best_of, search_numbers
 from cloudsched.heuristics.adaptive import terms_of
 from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.heuristics.parameters import HeuristicConfig
-from cloudsched.heuristics.tuning import (
-    Scorer,
-    TuningProgress,
-    free_parameters,
-    gains_over,
-    plain_policy,
-)
+from cloudsched.heuristics.tuning import Scorer, TuningProgress, free_parameters, plain_policy
 from cloudsched.sim.engine import wake_delay_of
 from cloudsched.workload.mixture import MixtureWorkload
 
@@ -100,10 +94,10 @@ def adapt_by_site(
         own = replace(config, evaluations=evaluations, seed=config.seed + 1000 * number)
         pool = np.concatenate([pools[kind] for kind in kinds])
         watch = partial(tell, site, number)
-        begin = _best([found[kinds[0]], *teachers], score, generator.choice(pool, TRIAL_EPISODES))
+        begin = best_of([found[kinds[0]], *teachers], score, generator.choice(pool, TRIAL_EPISODES))
         rule, is_over = search_numbers(begin, names, score, pool, own, watch)
         # A search of few generations may end beside what it came from.
-        rule = _best([begin, rule], score, generator.choice(pool, TRIAL_EPISODES))
+        rule = best_of([begin, rule], score, generator.choice(pool, TRIAL_EPISODES))
         found.update(dict.fromkeys(kinds, rule))
         if is_over:
             break
@@ -111,15 +105,6 @@ def adapt_by_site(
         sites={name: tuple(getattr(rule, name) for rule in found.values()) for name in names},
         recogniser=_learn_to_recognise(start, scenario, pools, config.seed),
     )
-
-
-def _best(
-    rules: Sequence[HeuristicConfig], score: Scorer, seeds: NDArray[np.int64]
-) -> HeuristicConfig:
-    """Return the rule that does best in some episodes, in proportion to what the first one does."""
-    score.face(seeds.tolist())
-    returns = score(rules)
-    return rules[int(gains_over(returns[:, :1], returns).argmax())]
 
 
 def _pools(scenario: Scenario, seed: int) -> dict[Kind, NDArray[np.int64]]:

@@ -8,6 +8,7 @@ from cloudsched.bundle import load_bundle
 from cloudsched.cli import main
 from cloudsched.envs.scenario import Scenario
 from cloudsched.evaluation import evaluate
+from cloudsched.heuristics.catalog import load_heuristic
 from cloudsched.heuristics.composed import HeuristicPolicy
 
 WORDS = ["evolve", "--preset", "mixed_wake", "--workload", "mixture", "--set", "episode_ticks=40"]
@@ -21,7 +22,7 @@ def test_evolve_writes_a_bundle_that_acts_as_the_rule_it_found(tmp_path, capsys)
     bundle = load_bundle(out)
     assert bundle.training["evaluations"] == 24
     assert bundle.network.prior is not None
-    assert bundle.network.prior.answers
+    assert bundle.network.prior != load_heuristic("power_aware+headroom")
     scenario = Scenario.from_dict(bundle.training["scenario"])
     ours = evaluate(bundle.policy(scenario.config), scenario, range(4)).metrics["episode_return"]
     rule = HeuristicPolicy(scenario.config, bundle.network.prior)
