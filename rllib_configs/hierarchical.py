@@ -30,9 +30,9 @@ def build() -> HierarchicalConfig:
         gamma=0.995,
         lr=[[0, 3e-4], [150_000, 3e-4], [500_000, 1e-5]],  # stretched to the steps of a run
         entropy_coeff=0.0,
-        critic_first=100_000,  # or what was cloned is soon forgotten
+        critic_first=100_000,  # or a critic that knows nothing yet spoils the rule
+        rule="tuned",
         sla_weights={"power": 0.5, "sla": 4.0},
-        teachers={"power": "power_aware+headroom@poisson", "sla": "power_aware+headroom"},
     )
     config.multi_agent(
         algorithm_config_overrides_per_module={

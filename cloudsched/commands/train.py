@@ -143,7 +143,8 @@ class Train:
     def _loop(self, run: TrainingRun, console: Console) -> None:
         started = saved = time.monotonic()
         limit = float("inf") if self.minutes is None else self.minutes * 60.0
-        if self.start is not None and run.state.iteration == 0:
+        is_known = self.start is not None or run.starts_as_rule
+        if is_known and run.state.iteration == 0:
             run.evaluate()  # what training starts from may stay the best
         while run.state.steps < self.steps and time.monotonic() - started < limit:
             result = run.iterate()
@@ -160,8 +161,6 @@ class Train:
             elif run.state.iteration == 1:
                 sampled = result["env_runners"]["num_env_steps_sampled_lifetime"]
                 console.print(f"first iteration done: {sampled:,.0f} steps")
-                if run.has_teachers:
-                    run.evaluate()
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 run.save()
                 saved = time.monotonic()

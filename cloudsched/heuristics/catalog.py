@@ -138,3 +138,14 @@ def tuned_names(preset: str, workload: str) -> list[str]:
     """Return the policies that were tuned for this preset and workload."""
     site = workload if preset == "default" else f"{preset}/{workload}"
     return [name for name in tuned_parameters() if name.split("@", 1)[1] == site]
+
+
+def tuned_policy(preset: str, workload: str) -> str:
+    """Return the name of the headroom controller that was tuned for this preset and workload."""
+    for name in tuned_names(preset, workload):
+        if name.startswith("headroom@"):
+            return name
+    raise ConfigError(
+        f"No heuristic is tuned to preset {preset!r} and workload {workload!r}; `cloudsched "
+        "policies` lists those that are, `cloudsched tune-heuristic` makes one."
+    )

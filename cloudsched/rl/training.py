@@ -79,9 +79,9 @@ class TrainingRun:
         self._episodes = Episodes(self.scenario, first_seeds("train", num_seeds))
 
     @property
-    def has_teachers(self) -> bool:
-        """Whether the first iteration ends with clones of heuristics, which may stay the best."""
-        return bool(getattr(self.algorithm.config, "teachers", None))
+    def starts_as_rule(self) -> bool:
+        """Whether networks begin as a heuristic, which may stay the best."""
+        return getattr(self.algorithm.config, "rule", None) is not None
 
     @property
     def network(self) -> Any:

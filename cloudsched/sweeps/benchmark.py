@@ -16,8 +16,8 @@ from typing import Any
 from ray import tune
 
 from cloudsched.envs.scenario import Scenario
-from cloudsched.errors import CloudschedError, ConfigError
-from cloudsched.heuristics.catalog import load_heuristic, tuned_names
+from cloudsched.errors import CloudschedError
+from cloudsched.heuristics.catalog import load_heuristic, tuned_policy
 from cloudsched.registry import Registry
 from cloudsched.rl.training import CHECKPOINT, STATE, fit_schedules
 from cloudsched.sweeps.progress import ProgressLines
@@ -148,13 +148,13 @@ def plan(
         scenario = Scenario(preset=preset, workload=workload, settings=dict(budget.settings))
         for policy, learner in policies.items():
             if learner is None:
-                name = tuned_policy(scenario) if policy == TUNED else policy
+                name = tuned_policy(preset, workload) if policy == TUNED else policy
                 load_heuristic(name)  # refuses unknown names
                 specs.append(TrialSpec(policy=name, scenario=scenario, num_seeds=budget.num_seeds))
                 continue
             for seed in range(budget.train_seeds):
                 config = learner.copy(copy_frozen=False)
-                _move(config, scenario)
+                config.environment(env_config=scenario.to_dict())
                 config.debugging(seed=seed)
                 fit_schedules(config, budget.steps)
                 spec = TrialSpec(
@@ -171,29 +171,6 @@ def plan(
                 algorithms[spec.key] = config
     ordered = sorted(specs, key=lambda spec: spec.is_learned)  # heuristics take no time: first
     return Plan(specs=tuple(ordered), algorithms=algorithms, budget=budget, folder=folder)
-
-
-def _move(config: Any, scenario: Scenario) -> None:
-    """Let a config train in another scenario, with teachers that were tuned to it if any were."""
-    teachers = dict(getattr(config, "teachers", {}))
-    tuned = {name.split("@")[0]: name for name in tuned_names(scenario.preset, scenario.workload)}
-    for part, teacher in teachers.items():
-        if "@" in teacher:
-            teachers[part] = tuned.get(teacher.split("@")[0], tuned_policy(scenario))
-    if teachers:
-        config.training(teachers=teachers)
-    config.environment(env_config=scenario.to_dict())
-
-
-def tuned_policy(scenario: Scenario) -> str:
-    """Return the name of the headroom controller whose numbers were tuned to a scenario."""
-    for name in tuned_names(scenario.preset, scenario.workload):
-        if name.startswith("headroom@"):
-            return name
-    raise ConfigError(
-        f"No heuristic is tuned to preset {scenario.preset!r} and workload {scenario.workload!r}; "
-        "`cloudsched policies` lists those that are, `cloudsched tune-heuristic` makes one."
-    )
 
 
 def tuner(a_plan: Plan) -> tune.Tuner:

@@ -72,12 +72,12 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
         """Train until the next measurement."""
         state = self.run.state
         goal = state.steps + self._steps_a_report
+        if state.iteration == 0 and self.run.starts_as_rule:
+            self.run.evaluate()
         result = self.run.iterate()
-        if self._is_cold:  # compiling kernels and cloning teachers are not training
+        if self._is_cold:  # compiling kernels is not training
             self._limit_s += result["time_this_iter_s"]
             self._is_cold = False
-            if state.iteration == 1 and self.run.has_teachers:
-                self.run.evaluate()
         while state.steps < goal and state.seconds < self._limit_s:
             result = self.run.iterate()
         early = asdict(self.run.evaluate())

@@ -8,6 +8,7 @@ from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import BundleError, ConfigError
 from cloudsched.evaluation import evaluate, first_seeds
+from cloudsched.heuristics.catalog import load_heuristic
 from cloudsched.models.hierarchy import MODULES, SUB_AGENTS
 from cloudsched.rl.algorithms.hierarchical import HierarchicalConfig
 from cloudsched.rl.training import TrainingRun
@@ -36,9 +37,6 @@ def training_run(config, folder):
 @pytest.mark.ray
 @pytest.mark.usefixtures("local_ray")
 def test_three_modules_learn_are_restored_and_end_in_one_bundle(hierarchical_config, tmp_path):
-    hierarchical_config.training(
-        teachers={"power": "power_aware", "sla": "best_fit"}, cloning_rounds=1
-    )
     run = training_run(hierarchical_config, tmp_path)
     before = {k: v.clone() for k, v in run.network.state_dict().items()}
     result = run.iterate()
@@ -105,25 +103,40 @@ def test_a_single_minded_hierarchy_decides_as_its_sub_agent(hierarchical_config,
 def test_settings_of_sub_agents_name_sub_agents():
     with pytest.raises(ConfigError, match="expected a number for each of 'power' and 'sla'"):
         HierarchicalConfig().training(sla_weights={"power": 1.0})
-    with pytest.raises(ConfigError, match="expected heuristics for 'power' and 'sla'"):
-        HierarchicalConfig().training(teachers={"supervisor": "rr"})
-    with pytest.raises(ConfigError, match="starts from `teachers`"):
+    with pytest.raises(ConfigError, match="starts from a `rule`"):
         HierarchicalConfig().training(initial_weights="weights.safetensors")
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_with_a_rule_the_hierarchy_and_both_sub_agents_begin_as_it(hierarchical_config, tmp_path):
+    hierarchical_config.training(rule="best_fit+sleep")
+    run = training_run(hierarchical_config, tmp_path)
+    assert run.starts_as_rule
+    run.evaluate()
+    rule, path = make_policy("best_fit+sleep", run.scenario.config), str(tmp_path / "bundle")
+    expected = evaluate(rule, run.scenario, range(2)).metrics["episode_return"]
+    for suffix in ("", *(f"#{name}" for name in SUB_AGENTS)):
+        policy = make_policy(path + suffix, run.scenario.config)
+        assert (
+            evaluate(policy, run.scenario, range(2)).metrics["episode_return"] == expected
+        ).all()
+    run.algorithm.stop()
 
 
 @pytest.mark.parametrize(
     ("preset", "workload", "expected"),
     [
-        ("default", "diurnal", "power_aware+headroom@diurnal"),
-        ("slow_wake", "diurnal", "headroom@slow_wake/diurnal"),  # the only kind tuned there
+        ("default", "diurnal", "headroom@diurnal"),
+        ("slow_wake", "poisson", "headroom@slow_wake/poisson"),
     ],
 )
-def test_a_benchmark_gives_the_sub_agents_teachers_of_its_own_workload(
+def test_a_benchmark_starts_from_the_rule_tuned_to_its_own_workload(
     tmp_path, preset, workload, expected
 ):
     config = HierarchicalConfig()
     config.environment(env_config={"workload": "poisson"})
-    config.training(teachers={"power": "power_aware+headroom@poisson", "sla": "power_aware"})
+    config.training(rule="tuned")
     found = plan(
         policies={"hierarchical": config},
         workloads=(workload,),
@@ -133,5 +146,13 @@ def test_a_benchmark_gives_the_sub_agents_teachers_of_its_own_workload(
         folder=tmp_path,
     )
     (moved,) = found.algorithms.values()
-    assert moved.teachers == {"power": expected, "sla": "power_aware"}
-    assert config.teachers["power"] == "power_aware+headroom@poisson"
+    moved.validate()
+    assert moved.model_config["network"]["prior"] == load_heuristic(expected).to_dict()
+
+
+def test_a_workload_that_no_rule_was_tuned_to_is_refused():
+    config = HierarchicalConfig()
+    config.environment(env_config={"workload": "swf"})
+    config.training(rule="tuned")
+    with pytest.raises(ConfigError, match="No heuristic is tuned to preset 'default'"):
+        config.validate()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from gymnasium.spaces import Discrete
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from torch import Tensor, nn
+from torch import nn
 
-from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
-from cloudsched.heuristics.catalog import make_heuristic
-from cloudsched.models.cloning import CloningConfig, CloningRound, clone
 from cloudsched.models.hierarchy import (
     MODULES,
     POWER,
@@ -24,15 +20,11 @@ from cloudsched.models.hierarchy import (
     HierarchyNetwork,
 )
 from cloudsched.models.hierarchy_rollout import HierarchyCollector
-from cloudsched.models.networks import NetworkConfig, ObservationSizes, build_network
 from cloudsched.models.rollout import Columns as RolloutColumns
-from cloudsched.models.rollout import training_seeds
 from cloudsched.rl.algorithms.ppo import ClusterPPO, ClusterPPOConfig
-from cloudsched.rl.modules.cluster import NETWORK, ClusterModule
+from cloudsched.rl.modules.cluster import ClusterModule
 from cloudsched.rl.modules.supervisor import SupervisorModule
 from cloudsched.rl.runner import BatchedEnvRunner
-
-logger = logging.getLogger(__name__)
 
 
 class HierarchyEnvRunner(BatchedEnvRunner):
@@ -73,8 +65,6 @@ class HierarchicalConfig(ClusterPPOConfig):
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or Hierarchical)
         self.sla_weights = {POWER: 0.5, SLA: 4.0}
-        self.teachers: dict[str, str] = {}
-        self.cloning_rounds = 15
         self.env_runners(env_runner_cls=HierarchyEnvRunner)
         self.multi_agent(policies=set(MODULES), policy_mapping_fn=_same_name)
         self.rl_module(
@@ -90,21 +80,16 @@ class HierarchicalConfig(ClusterPPOConfig):
         self,
         *,
         sla_weights: dict[str, float] = NotProvided,
-        teachers: dict[str, str] = NotProvided,
-        cloning_rounds: int = NotProvided,
         **kwargs: Any,
     ) -> HierarchicalConfig:
         """Set hyper-parameters.
 
         Args:
             sla_weights: what SLA violations cost the sub-agents, times their price in the reward.
-            teachers: heuristics that the sub-agents are cloned from before they learn, by
-                sub-agent; one without a teacher starts from scratch.
-            cloning_rounds: rollouts of 8,192 decisions that a clone learns from.
-            kwargs: PPO's, but `initial_weights`.
+            kwargs: PPO's, but `initial_weights`. With a `rule`, both sub-agents begin as it.
         """
         if kwargs.get("initial_weights", NotProvided) not in (None, NotProvided):
-            raise ConfigError("initial_weights: a hierarchy starts from `teachers` instead.")
+            raise ConfigError("initial_weights: a hierarchy starts from a `rule` instead.")
         super().training(**kwargs)
         names = " and ".join(map(repr, SUB_AGENTS))
         if sla_weights is not NotProvided:
@@ -113,12 +98,6 @@ class HierarchicalConfig(ClusterPPOConfig):
                     f"sla_weights={sla_weights!r}: expected a number for each of {names}."
                 )
             self.sla_weights = dict(sla_weights)
-        if teachers is not NotProvided:
-            if not set(teachers) <= set(SUB_AGENTS):
-                raise ConfigError(f"teachers={teachers!r}: expected heuristics for {names}.")
-            self.teachers = dict(teachers)
-        if cloning_rounds is not NotProvided:
-            self.cloning_rounds = cloning_rounds
         return self
 
 
@@ -129,39 +108,6 @@ class Hierarchical(ClusterPPO):
     def get_default_config(cls) -> HierarchicalConfig:
         """Return the settings."""
         return HierarchicalConfig()
-
-    def training_step(self) -> None:
-        """Run one iteration; the first one of a run clones the teachers before."""
-        if self.iteration == 0:
-            for name, teacher in self.config.teachers.items():
-                self.load_network(name, self._clone(name, teacher))
-        super().training_step()
-
-    def _clone(self, name: str, teacher: str) -> dict[str, Tensor]:
-        """Return the weights of a network that decides as a heuristic does."""
-        config = self.config
-        scenario = Scenario.from_dict(dict(config.env_config))
-        settings = NetworkConfig.from_dict(config.model_config.get(NETWORK, {}))
-        network = build_network(ObservationSizes.of(scenario.config), settings)
-        done: list[CloningRound] = []
-
-        def report(one: CloningRound) -> None:
-            done.append(one)
-            if len(done) % 5 == 0 or len(done) == config.cloning_rounds:
-                logger.info(
-                    "round %d of %d: %r agrees with %s in %.1f %% of decisions",
-                    *(len(done), config.cloning_rounds, name, teacher, 100 * one.agreement),
-                )
-
-        clone(
-            network,
-            make_heuristic(teacher, scenario.config),
-            scenario,
-            training_seeds(64, config.seed),
-            CloningConfig(num_rounds=config.cloning_rounds, gamma=config.gamma),
-            report,
-        )
-        return dict(network.state_dict())
 
     def policy_network(self) -> nn.Module:
         """Return the three networks as one."""

@@ -12,13 +12,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
+from cloudsched.heuristics.catalog import load_heuristic, tuned_policy
 from cloudsched.models.precision import DEFAULT_PRECISION, check_precision
 from cloudsched.rl.algorithms.columns import ENV_ID, ColumnTraining
 from cloudsched.rl.learners.ppo import ColumnPPOLearner
-from cloudsched.rl.modules.cluster import ClusterModule
+from cloudsched.rl.modules.cluster import NETWORK, ClusterModule
 from cloudsched.rl.runner import BatchedEnvRunner
 
+TUNED_RULE = "tuned"
 ADVANTAGE_SCALINGS = ("running", "batch", "none")
 
 
@@ -38,6 +41,7 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
         self.critic_first = 0
         self.arrival_group_size = 4
         self.initial_weights: str | None = None
+        self.rule: str | None = None
         self.precision = DEFAULT_PRECISION
         self.environment(ENV_ID)
         self.env_runners(
@@ -72,6 +76,7 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
         critic_first: int = NotProvided,
         arrival_group_size: int = NotProvided,
         initial_weights: str | None = NotProvided,
+        rule: str | None = NotProvided,
         precision: str = NotProvided,
         **kwargs: Any,
     ) -> ClusterPPOConfig:
@@ -93,6 +98,9 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
                 which they share can be taken out of advantages; 1 for none.
             initial_weights: safetensors file with the weights to start from, of a cloned network
                 for example.
+            rule: heuristic that the networks begin as and learn to correct: a name that `cloudsched
+                policies` lists, or `tuned` for the headroom controller tuned to the scenario; None
+                to begin with nothing.
             precision: of the flat network's matrix products in sampling and learning: `float32`,
                 `bfloat16`, or `auto` for whichever of them the hardware is faster at. Everything
                 else is in float32: the set network, and acting once training has ended.
@@ -116,9 +124,23 @@ class ClusterPPOConfig(PPOConfig):  # type: ignore[misc]
             self.arrival_group_size = arrival_group_size
         if initial_weights is not NotProvided:
             self.initial_weights = initial_weights
+        if rule is not NotProvided:
+            self.rule = rule
         if precision is not NotProvided:
             self.precision = check_precision(precision)
         return self
+
+    def validate(self) -> None:
+        """Check the settings, and put the rule's numbers into those of the networks."""
+        super().validate()
+        if self.rule is None:
+            return
+        name = self.rule
+        if name == TUNED_RULE:
+            scenario = Scenario.from_dict(dict(self.env_config))
+            name = tuned_policy(scenario.preset, scenario.workload)
+        settings = {**self.model_config.get(NETWORK, {}), "prior": load_heuristic(name).to_dict()}
+        self.rl_module(model_config={**self.model_config, NETWORK: settings})
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """Use our module."""
