@@ -43,7 +43,8 @@ class Evolve(ScenarioOptions):
     """The rule to start from: a name of `cloudsched policies`, a file of `tune-heuristic`, or a
     bundle of this command without --by-site, to go on with it."""
     teachers: tuple[str, ...] = ()
-    """Further rules, with --by-site: each search begins with the one that does best there."""
+    """Further rules, with --by-site: each search begins with the one that does best there. May be
+    bundles of earlier searches --by-site, to go on with them."""
     by_site: bool = False
     """Search for the numbers of each kind of site apart; only with workload `mixture`."""
     evaluations: int = 2000
@@ -103,9 +104,10 @@ class Evolve(ScenarioOptions):
             raise ConfigError(f"--{option} {name!r}: the policy in it corrects no rule.")
         if rule.sleep != "headroom":
             raise ConfigError(f"--{option} {name!r}: expected a rule that keeps headroom awake.")
-        if rule.sites:
+        if rule.sites and option == "start":
             raise ConfigError(
-                f"--{option} {name!r}: it has numbers by site already; expected a plain rule."
+                f"--start {name!r}: it has numbers by site already; start from a plain rule, and "
+                "give this one as one of the --teachers."
             )
         return rule
 

@@ -66,18 +66,24 @@ def adapt_by_site(
 
     Args:
         start: a headroom controller, tuned on the same scenario.
-        teachers: further ones; each search begins with the best of them all.
+        teachers: further ones; each search begins with the best of them all. One with numbers by
+            site, as an earlier search found them, teaches the searches for single kinds.
         config: its candidates are shared out evenly among workloads, then among kinds.
         report: may raise KeyboardInterrupt; kinds that had no turn yet then keep what they have.
     """
     pools = _pools(scenario, config.seed)
+    if any(len(rule.recogniser) not in (0, len(pools)) for rule in teachers):
+        raise ConfigError(
+            f"A teacher has numbers for other sites than the {len(pools)} of this mixture."
+        )
     names = free_parameters(start, is_whole=True)
     score = Scorer([scenario], [0], plain_policy)
     found = dict.fromkeys(pools, start)
     workloads = sorted({workload for workload, _, _ in pools})
-    shared = round(WORKLOAD_SHARE * config.evaluations)
+    is_taught = any(rule.sites for rule in teachers)  # then workloads as a whole had their turn
+    shared = 0 if is_taught else round(WORKLOAD_SHARE * config.evaluations)
     searches: list[tuple[str, list[Kind], int]] = []
-    for name in workloads:
+    for name in () if is_taught else workloads:
         alike = [kind for kind in pools if kind[0] == name]
         searches.append((name, alike, shared // len(workloads)))
     share = (config.evaluations - shared) // len(pools)
@@ -94,7 +100,9 @@ def adapt_by_site(
         own = replace(config, evaluations=evaluations, seed=config.seed + 1000 * number)
         pool = np.concatenate([pools[kind] for kind in kinds])
         watch = partial(tell, site, number)
-        begin = best_of([found[kinds[0]], *teachers], score, generator.choice(pool, TRIAL_EPISODES))
+        taught = [_at_site(rule, kinds, list(pools)) for rule in teachers]
+        rules = [found[kinds[0]], *(rule for rule in taught if rule is not None)]
+        begin = best_of(rules, score, generator.choice(pool, TRIAL_EPISODES))
         rule, is_over = search_numbers(begin, names, score, pool, own, watch)
         # A search of few generations may end beside what it came from.
         rule = best_of([begin, rule], score, generator.choice(pool, TRIAL_EPISODES))
@@ -105,6 +113,19 @@ def adapt_by_site(
         sites={name: tuple(getattr(rule, name) for rule in found.values()) for name in names},
         recogniser=_learn_to_recognise(start, scenario, pools, config.seed),
     )
+
+
+def _at_site(
+    rule: HeuristicConfig, kinds: Sequence[Kind], all_kinds: Sequence[Kind]
+) -> HeuristicConfig | None:
+    """Return a plain rule with the numbers for some kinds of site; None if they have no common."""
+    if not rule.sites:
+        return rule
+    if len(kinds) > 1:
+        return None
+    own = all_kinds.index(kinds[0])
+    numbers = {name: values[own] for name, values in rule.sites.items()}
+    return rule.replace(sites={}, recogniser=(), **numbers)
 
 
 def _pools(scenario: Scenario, seed: int) -> dict[Kind, NDArray[np.int64]]:

@@ -55,6 +55,17 @@ def test_evolve_by_site_writes_a_bundle_that_recognises_sites(tmp_path, capsys):
     assert (ours == plain).all()
     assert main([*WORDS, "--by-site", "--start", str(out), "--out", str(tmp_path / "b")]) == 2
     assert "numbers by site already" in capsys.readouterr().err
+    # As a teacher it is what the searches for single kinds begin with.
+    few = ["--by-site", "--evaluations", "24", "--population", "4", "--episodes", "2"]
+    again = tmp_path / "again"
+    assert main([*WORDS, *few, "--step", "0.001", "--teachers", str(out), "--out", str(again)]) == 0
+    assert load_bundle(again).training["evaluations"] == 24 * 4
+    after = load_bundle(again).network.prior
+    near = [
+        abs(a - b) < 0.1
+        for a, b in zip(after.sites["order_wait"], rule.sites["order_wait"], strict=True)
+    ]
+    assert sum(near) > len(near) / 2
 
 
 @pytest.mark.parametrize(
