@@ -18,36 +18,58 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from cloudsched.models.kinds import is_asleep
 from cloudsched.models.masking import mask_logits
 from cloudsched.models.networks import (
+    ROW,
     FlatNetwork,
     NetworkConfig,
     Observation,
     ObservationSizes,
     SetNetwork,
+    joined,
 )
 from cloudsched.models.precision import Linear, Output
 
 PRIOR, REWARD, COST, POLICY = range(4)
 NUM_HEADS = 4
+IS_LOGIT = (1.0, 0.0, 0.0, 1.0)
 
 
 class Heads(NamedTuple):
     """What the network says of B observations; advantages of illegal actions mean nothing."""
 
-    prior_BA: Tensor  # masked logits
-    reward_BA: Tensor
-    cost_BA: Tensor
-    policy_BA: Tensor  # masked logits
+    outputs_BHA: Tensor  # prior, reward, cost and, unless it was not asked for, policy
+    mask_BA: Tensor
     value_B2: Tensor  # of reward and of cost
 
+    @property
+    def prior_BA(self) -> Tensor:
+        """Masked logits."""
+        return mask_logits(self.outputs_BHA[:, PRIOR], self.mask_BA)
+
+    @property
+    def reward_BA(self) -> Tensor:
+        """Advantages in reward."""
+        return self.outputs_BHA[:, REWARD]
+
+    @property
+    def cost_BA(self) -> Tensor:
+        """Advantages in cost."""
+        return self.outputs_BHA[:, COST]
+
+    @property
+    def policy_BA(self) -> Tensor:
+        """Masked logits."""
+        return mask_logits(self.outputs_BHA[:, POLICY], self.mask_BA)
+
     def score(
-        self, *, price: float | Tensor, temperature: float, reach: float, observation: Observation
+        self, *, price: float | Tensor, nats_2: Tensor, reach: float, is_asleep_BT: Tensor
     ) -> Tensor:
         """Return (B, A) masked logits of a better policy that keeps to what the data supports.
 
-        Near the prior it maximises reward - price * cost - temperature * KL(policy || prior). No
-        action gains or loses more than `reach` nats: what is hopeless under the prior stays so,
+        Near the prior it maximises reward - price * cost - KL(policy || prior), in nats. No action
+        gains or loses more than `reach` of them: what is hopeless under the prior stays so,
         however good it looks to heads that never saw what comes of it.
 
         Which job goes where and which server wakes is free within that, but only sleeping may gain
@@ -55,30 +77,27 @@ class Heads(NamedTuple):
         keep their odds against each other. Whoever holds jobs back or wakes too late pays for it
         long afterwards, in states that the data lacks. Whoever sleeps too early is soon corrected
         by waking, but not whoever spends the decisions of a tick on sleeping while jobs wait.
+
+        Args:
+            nats_2: what one of reward and of cost is worth.
+            is_asleep_BT: see `cloudsched.models.kinds`.
         """
-        gain_BA = (self.reward_BA - price * self.cost_BA) / (temperature * reach)
+        gain_BA = (nats_2[0] * self.reward_BA - price * nats_2[1] * self.cost_BA) / reach
         gain_BA = reach * gain_BA.tanh()
-        num_pairs = observation["jobs"].shape[1] * observation["servers"].shape[1]
-        parts = [num_pairs, gain_BA.shape[1] - 1 - num_pairs, 1]
-        place_BP, toggle_BN, wait_B1 = torch.split(gain_BA, parts, dim=1)
-        prior_BP, prior_BN, _ = torch.split(self.prior_BA, parts, dim=1)
+        num_toggles = is_asleep_BT.shape[1]
+        parts = [gain_BA.shape[1] - 1 - num_toggles, num_toggles, 1]
+        place_BP, toggle_BT, wait_B1 = torch.split(gain_BA, parts, dim=1)
+        prior_BA = self.prior_BA
+        prior_BP, prior_BT, _ = torch.split(prior_BA, parts, dim=1)
         place_BP = place_BP - _growth(prior_BP, place_BP)
-        if parts[1]:
-            is_asleep_BN = is_asleep(observation)
-            can_place_B1 = (observation["action_mask"][:, :num_pairs] != 0).any(1, keepdim=True)
-            toggle_BN = toggle_BN.masked_fill(can_place_B1 & ~is_asleep_BN, 0.0)
-            wake_BN = prior_BN.masked_fill(~is_asleep_BN, torch.finfo(prior_BN.dtype).min)
-            toggle_BN = torch.where(
-                is_asleep_BN, toggle_BN - _growth(wake_BN, toggle_BN), toggle_BN
+        if num_toggles:
+            can_place_B1 = (self.mask_BA[:, : parts[0]] != 0).any(1, keepdim=True)
+            toggle_BT = toggle_BT.masked_fill(can_place_B1 & ~is_asleep_BT, 0.0)
+            wake_BT = mask_logits(prior_BT, is_asleep_BT)
+            toggle_BT = torch.where(
+                is_asleep_BT, toggle_BT - _growth(wake_BT, toggle_BT), toggle_BT
             )
-        return self.prior_BA + torch.cat([place_BP, toggle_BN, torch.zeros_like(wait_B1)], dim=1)
-
-
-def is_asleep(observation: Observation) -> Tensor:
-    """Return (B, N) which servers sleep."""
-    servers_BNF = observation["servers"]
-    num_resources = (servers_BNF.shape[2] - 12) // 2
-    return servers_BNF[:, :, 2 * num_resources + 5] != 0.0
+        return prior_BA + torch.cat([place_BP, toggle_BT, torch.zeros_like(wait_B1)], dim=1)
 
 
 def _growth(logits_BG: Tensor, gain_BG: Tensor) -> Tensor:
@@ -111,8 +130,10 @@ class SetHeads(SetNetwork):
             for head in (PRIOR, POLICY):
                 self.kind_out.bias[4 * head : 4 * head + 4] = prior["kind_out"].bias
 
-    def forward(self, observation: Observation) -> Heads:  # type: ignore[override]
-        """Return all heads."""
+    def forward(  # type: ignore[override]
+        self, observation: Observation, num_heads: int = NUM_HEADS
+    ) -> Heads:
+        """Return the first heads; `condensed` observations will do."""
         servers_BNF, jobs_BKF = observation["servers"], observation["jobs"]
         context_BF, mask_BA = observation["context"], observation["action_mask"]
         batch, num_servers, num_jobs = len(mask_BA), servers_BNF.shape[1], jobs_BKF.shape[1]
@@ -152,17 +173,16 @@ class SetHeads(SetNetwork):
             toggle_BHN2 = toggle_BHN2 + kind_BH4[:, :, None, 1:3]
             parts.append(torch.where(is_asleep_BN.unsqueeze(1), *toggle_BHN2.unbind(dim=3)))
         parts.append(kind_BH4[:, :, 3:])
-        prior_BA, reward_BA, cost_BA, policy_BA = torch.cat(parts, dim=2).unbind(dim=1)
+        outputs_BHA = torch.cat(parts, dim=2)
         if self.is_balanced:
             log_counts_BA = _log_counts(mask_BA, is_legal, is_asleep_BN)
-            prior_BA, policy_BA = prior_BA - log_counts_BA, policy_BA - log_counts_BA
-        return Heads(
-            prior_BA=mask_logits(prior_BA, mask_BA),
-            reward_BA=reward_BA,
-            cost_BA=cost_BA,
-            policy_BA=mask_logits(policy_BA, mask_BA),
-            value_B2=self.critic(pooled),
-        )
+            is_logit_H = outputs_BHA.new_tensor(IS_LOGIT)
+            outputs_BHA = outputs_BHA - log_counts_BA.unsqueeze(1) * is_logit_H[:, None]
+        return Heads(outputs_BHA[:, :num_heads], mask_BA, self.critic(pooled))
+
+    def condensed(self, observation: Observation) -> dict[str, Tensor]:
+        """Return what `forward` reads of B observations: all of it."""
+        return dict(observation)
 
     def taken(self, observation: Observation, action_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B, 2) the values, and (B, 2) the advantages of one action each."""
@@ -213,19 +233,19 @@ class FlatHeads(nn.Module):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, observation: Observation) -> Heads:
-        """Return all heads."""
+    def forward(self, observation: Observation, num_heads: int = NUM_HEADS) -> Heads:
+        """Return the first heads; `condensed` observations will do."""
         body_BW = self._body(observation)
-        heads_BHA = self.out(body_BW).float().unflatten(1, (NUM_HEADS, self._num_actions))
-        prior, reward_BA, cost_BA, policy = heads_BHA.unbind(dim=1)
-        mask_BA = observation["action_mask"]
-        return Heads(
-            prior_BA=mask_logits(prior, mask_BA),
-            reward_BA=reward_BA,
-            cost_BA=cost_BA,
-            policy_BA=mask_logits(policy, mask_BA),
-            value_B2=self.value(body_BW),
-        )
+        outputs_BO = self.out.first(body_BW, num_heads * self._num_actions).float()
+        outputs_BHA = outputs_BO.unflatten(1, (num_heads, self._num_actions))
+        return Heads(outputs_BHA, observation["action_mask"], self.value(body_BW))
+
+    def condensed(self, observation: Observation) -> dict[str, Tensor]:
+        """Return what `forward` reads of B observations, as it reads it."""
+        first = self.body[0]
+        assert isinstance(first, Linear)
+        row_BF = joined(observation).to(first.products)
+        return {ROW: row_BF, "action_mask": observation["action_mask"]}
 
     def taken(self, observation: Observation, action_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B, 2) the values, and (B, 2) the advantages of one action each.
@@ -233,17 +253,15 @@ class FlatHeads(nn.Module):
         It takes as many products as there are rows, not those of all actions.
         """
         body_BW = self._body(observation)
-        dtype, gains = body_BW.dtype, []
+        exact_BW, gains = body_BW.float(), []
         for head in (REWARD, COST):
             row_B = head * self._num_actions + action_B
-            weight_BW = self.out.weight.to(dtype).index_select(0, row_B)
-            bias_B = self.out.bias.index_select(0, row_B)
-            gains.append((body_BW * weight_BW).sum(dim=1, dtype=torch.float32) + bias_B)
+            weight_BW = self.out.weight.index_select(0, row_B)
+            gains.append((exact_BW * weight_BW).sum(dim=1) + self.out.bias.index_select(0, row_B))
         return self.value(body_BW), torch.stack(gains, dim=1)
 
     def _body(self, observation: Observation) -> Tensor:
-        servers, jobs = observation["servers"], observation["jobs"]
-        row_BF = torch.cat([servers.flatten(1), jobs.flatten(1), observation["context"]], dim=1)
+        row_BF = observation[ROW] if ROW in observation else joined(observation)
         body_BW: Tensor = self.body(row_BF)
         return body_BW
 

@@ -61,8 +61,13 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the product in the type in which it was taken."""
-        bias = None if self.bias is None else self.bias.to(self.products)
-        return nn.functional.linear(input.to(self.products), self.weight.to(self.products), bias)
+        return self.first(input, self.out_features)
+
+    def first(self, input: Tensor, count: int) -> Tensor:
+        """Return the first outputs only."""
+        bias = None if self.bias is None else self.bias[:count].to(self.products)
+        weight = self.weight[:count].to(self.products)
+        return nn.functional.linear(input.to(self.products), weight, bias)
 
 
 class Output(nn.Linear):
