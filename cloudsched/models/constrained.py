@@ -34,12 +34,12 @@ from cloudsched.models.constrained_loss import (
     constrained_loss,
     next_actions,
 )
-from cloudsched.models.heads import POLICY, PRIOR, HeadNetwork, build_heads
+from cloudsched.models.heads import FIXED, POLICY, PRIOR, HeadNetwork, build_heads
 from cloudsched.models.kinds import NUM_KINDS, kind_weights
 from cloudsched.models.lagrange import LagrangeConfig
 from cloudsched.models.networks import NetworkConfig, Observation, ObservationSizes
 from cloudsched.models.precision import DEFAULT_PRECISION, check_precision
-from cloudsched.models.prepared import EXOGENOUS, KIND, NEXT, NEXT_ACTION, SEEN, cut, prepare
+from cloudsched.models.prepared import EXOGENOUS, FOLLOWING, KIND, NEXT, NEXT_ACTION, SEEN, cut, prepare
 from cloudsched.models.strain import SHARES
 
 POWER_SCALE = 0.1  # of full power; brings values of reward to order one
@@ -138,13 +138,16 @@ class ConstrainedModel(nn.Module):
         is_compiled = price.device.type == "cpu"
         heads = self.heads(batch)
         with torch.no_grad():
-            following = {name: batch[NEXT + name] for name in SEEN if NEXT + name in batch}
+            following = {
+                name: batch[NEXT + name] for name in (*SEEN, FIXED) if NEXT + name in batch
+            }
             if NEXT_ACTION in batch:  # a given policy is evaluated
-                next_action_B = batch[NEXT_ACTION]
+                next_action_U = batch[NEXT_ACTION]
             else:
                 choose = compiled_next_actions if is_compiled else next_actions
-                next_action_B = choose(self.heads(following, POLICY), batch, scales)
-            next_B2 = self._values(self.target, following, next_action_B, config)
+                next_action_U = choose(self.heads.advice(following), batch, scales)
+            next_U2 = self._values(self.target, following, next_action_U, config)
+            next_B2 = next_U2.index_select(0, batch[FOLLOWING])
         loss = compiled_loss if is_compiled else constrained_loss
         return loss(heads, self.luck(batch[EXOGENOUS]), next_B2, batch, scales)
 

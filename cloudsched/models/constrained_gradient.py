@@ -82,15 +82,17 @@ def compiled_loss(
     )
 
 
-def compiled_next_actions(heads: Heads, batch: Mapping[str, Tensor], scales: Scales) -> Tensor:
+def compiled_next_actions(
+    advice_BHA: Tensor, batch: Mapping[str, Tensor], scales: Scales
+) -> Tensor:
     """Return what `next_actions` would."""
-    action_B = torch.empty(len(heads.mask_BA), dtype=torch.int64)
+    action_B = torch.empty(len(advice_BHA), dtype=torch.int64)
     choose_next(
-        _array(heads.outputs_BHA),
-        _array(heads.mask_BA),
+        _array(advice_BHA),
+        _array(batch[NEXT + "action_mask"]),
         _array(batch[NEXT + IS_ASLEEP]),
         _arrays(scales),
-        room_for(heads.mask_BA.shape[1]),
+        room_for(advice_BHA.shape[2]),
         action_B.numpy(),
     )
     return action_B

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cloudsched.models.heads import Heads
+from cloudsched.models.heads import Heads, better_logits
 from cloudsched.models.kinds import kinds, sums_by_kind
 from cloudsched.models.masking import likeliest_kind, log_prob, log_probs, log_total, mask_logits
 from cloudsched.models.prepared import IS_ASLEEP, KIND, NEXT, STRAINED_KIND
@@ -99,7 +99,7 @@ def constrained_loss(
     own_log_prob_B = log_prob(log_probs(logged.prior_BA), action_B)
     prior = -(meant_B * weight_4[kind_B] * own_log_prob_B).mean()
     with torch.no_grad():
-        wanted_BA = torch.softmax(better(logged, scales, is_asleep_BT), dim=1)
+        wanted_BA = torch.softmax(better(*logged[:2], is_asleep_BT, scales), dim=1)
         weight_B = sums_by_kind(wanted_BA, is_asleep_BT) @ weight_4
     policy = -(weight_B * (wanted_BA * log_probs(logged.policy_BA)).sum(dim=1)).mean()
     strain = shortfall(strained, is_asleep_ST, batch[STRAINED_KIND], scales) / len(action_B)
@@ -138,18 +138,23 @@ def constrained_loss(
     )
 
 
-def next_actions(heads: Heads, batch: Mapping[str, Tensor], scales: Scales) -> Tensor:
+def next_actions(advice_BHA: Tensor, batch: Mapping[str, Tensor], scales: Scales) -> Tensor:
     """Return (B,) what the better policy does next, as bundles decide: kind first."""
-    is_asleep_BT = batch[NEXT + IS_ASLEEP]
-    num_pairs = heads.mask_BA.shape[1] - 1 - is_asleep_BT.shape[1]
-    score_BA = better(heads, scales, is_asleep_BT)
+    mask_BA, is_asleep_BT = batch[NEXT + "action_mask"], batch[NEXT + IS_ASLEEP]
+    num_pairs = mask_BA.shape[1] - 1 - is_asleep_BT.shape[1]
+    score_BA = better(advice_BHA, mask_BA, is_asleep_BT, scales)
     return likeliest_kind(score_BA, num_servers=1, num_jobs=num_pairs).argmax(dim=1)
 
 
-def better(heads: Heads, scales: Scales, is_asleep_BT: Tensor) -> Tensor:
+def better(outputs_BHA: Tensor, mask_BA: Tensor, is_asleep_BT: Tensor, scales: Scales) -> Tensor:
     """Return (B, A) masked logits of the policy to imitate."""
-    return heads.score(
-        price=scales.price, nats_2=scales.nats_2, reach=scales.reach, is_asleep_BT=is_asleep_BT
+    return better_logits(
+        outputs_BHA,
+        mask_BA,
+        is_asleep_BT,
+        price=scales.price,
+        nats_2=scales.nats_2,
+        reach=scales.reach,
     )
 
 

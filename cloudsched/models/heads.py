@@ -4,7 +4,7 @@ What they return for B observations is a `Heads`. The logits of the prior are th
 imitates the data. Advantages say how much better or worse an action is than what the data would do,
 in power (reward) and in SLA violations (cost); values are those of doing as the data for one
 decision and following the learned policy afterwards. The policy imitates the best of what is near
-the prior (`Heads.score`).
+the prior (`better_logits`).
 
 All heads are linear in the last layers, so each is one ordinary network: `single` returns its
 weights, and a bundle needs nothing new.
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from cloudsched.models.kinds import is_asleep
+from cloudsched.models.legal import chosen_scores
 from cloudsched.models.masking import mask_logits
 from cloudsched.models.networks import (
     ROW,
@@ -29,17 +30,19 @@ from cloudsched.models.networks import (
     SetNetwork,
     joined,
 )
-from cloudsched.models.precision import Linear, Output
+from cloudsched.models.precision import Linear, Output, rectified
 
 PRIOR, REWARD, COST, POLICY = range(4)
 NUM_HEADS = 4
+FIXED = "fixed"
+"""(X,) what is the same in all rows."""
 IS_LOGIT = (1.0, 0.0, 0.0, 1.0)
 
 
 class Heads(NamedTuple):
     """What the network says of B observations; advantages of illegal actions mean nothing."""
 
-    outputs_BHA: Tensor  # prior, reward, cost and, unless it was not asked for, policy
+    outputs_BHA: Tensor  # prior, reward, cost and policy
     mask_BA: Tensor
     value_B2: Tensor  # of reward and of cost
 
@@ -63,41 +66,48 @@ class Heads(NamedTuple):
         """Masked logits."""
         return mask_logits(self.outputs_BHA[:, POLICY], self.mask_BA)
 
-    def score(
-        self, *, price: float | Tensor, nats_2: Tensor, reach: float, is_asleep_BT: Tensor
-    ) -> Tensor:
-        """Return (B, A) masked logits of a better policy that keeps to what the data supports.
 
-        Near the prior it maximises reward - price * cost - KL(policy || prior), in nats. No action
-        gains or loses more than `reach` of them: what is hopeless under the prior stays so,
-        however good it looks to heads that never saw what comes of it.
+def better_logits(
+    outputs_BHA: Tensor,
+    mask_BA: Tensor,
+    is_asleep_BT: Tensor,
+    *,
+    price: float | Tensor,
+    nats_2: Tensor,
+    reach: float,
+) -> Tensor:
+    """Return (B, A) masked logits of a better policy that keeps to what the data supports.
 
-        Which job goes where and which server wakes is free within that, but only sleeping may gain
-        on other kinds of action, and only where no job can be placed; placing, waking and waiting
-        keep their odds against each other. Whoever holds jobs back or wakes too late pays for it
-        long afterwards, in states that the data lacks. Whoever sleeps too early is soon corrected
-        by waking, but not whoever spends the decisions of a tick on sleeping while jobs wait.
+    Near the prior it maximises reward - price * cost - KL(policy || prior), in nats. No action
+    gains or loses more than `reach` of them: what is hopeless under the prior stays so, however
+    good it looks to heads that never saw what comes of it.
 
-        Args:
-            nats_2: what one of reward and of cost is worth.
-            is_asleep_BT: see `cloudsched.models.kinds`.
-        """
-        gain_BA = (nats_2[0] * self.reward_BA - price * nats_2[1] * self.cost_BA) / reach
-        gain_BA = reach * gain_BA.tanh()
-        num_toggles = is_asleep_BT.shape[1]
-        parts = [gain_BA.shape[1] - 1 - num_toggles, num_toggles, 1]
-        place_BP, toggle_BT, wait_B1 = torch.split(gain_BA, parts, dim=1)
-        prior_BA = self.prior_BA
-        prior_BP, prior_BT, _ = torch.split(prior_BA, parts, dim=1)
-        place_BP = place_BP - _growth(prior_BP, place_BP)
-        if num_toggles:
-            can_place_B1 = (self.mask_BA[:, : parts[0]] != 0).any(1, keepdim=True)
-            toggle_BT = toggle_BT.masked_fill(can_place_B1 & ~is_asleep_BT, 0.0)
-            wake_BT = mask_logits(prior_BT, is_asleep_BT)
-            toggle_BT = torch.where(
-                is_asleep_BT, toggle_BT - _growth(wake_BT, toggle_BT), toggle_BT
-            )
-        return prior_BA + torch.cat([place_BP, toggle_BT, torch.zeros_like(wait_B1)], dim=1)
+    Which job goes where and which server wakes is free within that, but only sleeping may gain on
+    other kinds of action, and only where no job can be placed; placing, waking and waiting keep
+    their odds against each other. Whoever holds jobs back or wakes too late pays for it long
+    afterwards, in states that the data lacks. Whoever sleeps too early is soon corrected by waking,
+    but not whoever spends the decisions of a tick on sleeping while jobs wait.
+
+    Args:
+        outputs_BHA: as in `Heads`; the policy is not read.
+        is_asleep_BT: see `cloudsched.models.kinds`.
+        nats_2: what one of reward and of cost is worth.
+    """
+    reward_BA, cost_BA = outputs_BHA[:, REWARD], outputs_BHA[:, COST]
+    gain_BA = (nats_2[0] * reward_BA - price * nats_2[1] * cost_BA) / reach
+    gain_BA = reach * gain_BA.tanh()
+    num_toggles = is_asleep_BT.shape[1]
+    parts = [gain_BA.shape[1] - 1 - num_toggles, num_toggles, 1]
+    place_BP, toggle_BT, wait_B1 = torch.split(gain_BA, parts, dim=1)
+    prior_BA = mask_logits(outputs_BHA[:, PRIOR], mask_BA)
+    prior_BP, prior_BT, _ = torch.split(prior_BA, parts, dim=1)
+    place_BP = place_BP - _growth(prior_BP, place_BP)
+    if num_toggles:
+        can_place_B1 = (mask_BA[:, : parts[0]] != 0).any(1, keepdim=True)
+        toggle_BT = toggle_BT.masked_fill(can_place_B1 & ~is_asleep_BT, 0.0)
+        growth_B1 = _growth(mask_logits(prior_BT, is_asleep_BT), toggle_BT)
+        toggle_BT = torch.where(is_asleep_BT, toggle_BT - growth_B1, toggle_BT)
+    return prior_BA + torch.cat([place_BP, toggle_BT, torch.zeros_like(wait_B1)], dim=1)
 
 
 def _growth(logits_BG: Tensor, gain_BG: Tensor) -> Tensor:
@@ -130,10 +140,8 @@ class SetHeads(SetNetwork):
             for head in (PRIOR, POLICY):
                 self.kind_out.bias[4 * head : 4 * head + 4] = prior["kind_out"].bias
 
-    def forward(  # type: ignore[override]
-        self, observation: Observation, num_heads: int = NUM_HEADS
-    ) -> Heads:
-        """Return the first heads; `condensed` observations will do."""
+    def forward(self, observation: Observation) -> Heads:  # type: ignore[override]
+        """Return all heads; `condensed` observations will do."""
         servers_BNF, jobs_BKF = observation["servers"], observation["jobs"]
         context_BF, mask_BA = observation["context"], observation["action_mask"]
         batch, num_servers, num_jobs = len(mask_BA), servers_BNF.shape[1], jobs_BKF.shape[1]
@@ -178,7 +186,11 @@ class SetHeads(SetNetwork):
             log_counts_BA = _log_counts(mask_BA, is_legal, is_asleep_BN)
             is_logit_H = outputs_BHA.new_tensor(IS_LOGIT)
             outputs_BHA = outputs_BHA - log_counts_BA.unsqueeze(1) * is_logit_H[:, None]
-        return Heads(outputs_BHA[:, :num_heads], mask_BA, self.critic(pooled))
+        return Heads(outputs_BHA, mask_BA, self.critic(pooled))
+
+    def advice(self, observation: Observation) -> Tensor:
+        """Return (B, 3, A) all heads but the policy."""
+        return self(observation).outputs_BHA[:, :POLICY]
 
     def condensed(self, observation: Observation) -> dict[str, Tensor]:
         """Return what `forward` reads of B observations: all of it."""
@@ -219,13 +231,23 @@ class SetHeads(SetNetwork):
 
 
 class FlatHeads(nn.Module):
-    """`FlatNetwork` with all heads and both values on one body."""
+    """`FlatNetwork` with all heads and both values on one body.
+
+    Its fleet is always the same, so that what never changes about the servers adds as much to every
+    row. Their weights learn like all others, but take part in no product of many rows; they are the
+    last ones of the first layer.
+    """
 
     def __init__(self, sizes: ObservationSizes, config: NetworkConfig) -> None:
         super().__init__()
         self._num_actions = sizes.num_actions
-        actor: nn.Sequential = FlatNetwork(sizes, config).actor
-        self.body = nn.Sequential(*list(actor)[:-1])
+        first, _, second, _, _ = FlatNetwork(sizes, config).actor
+        is_fixed = _is_fixed(sizes)
+        self._order = torch.cat([(~is_fixed).nonzero(), is_fixed.nonzero()]).squeeze(1)
+        self._num_changing = int((~is_fixed).sum())
+        self.first, self.second = first, second
+        with torch.no_grad():
+            first.weight.copy_(first.weight[:, self._order])
         # Advantages are told apart however rough the product is; values are not.
         self.out = Linear(config.flat_width, NUM_HEADS * sizes.num_actions)
         self.value = Output(config.flat_width, 2)
@@ -233,19 +255,16 @@ class FlatHeads(nn.Module):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, observation: Observation, num_heads: int = NUM_HEADS) -> Heads:
-        """Return the first heads; `condensed` observations will do."""
+    def forward(self, observation: Observation) -> Heads:
+        """Return all heads; `condensed` observations will do."""
         body_BW = self._body(observation)
-        outputs_BO = self.out.first(body_BW, num_heads * self._num_actions).float()
-        outputs_BHA = outputs_BO.unflatten(1, (num_heads, self._num_actions))
+        outputs_BHA = self.out(body_BW).float().unflatten(1, (NUM_HEADS, self._num_actions))
         return Heads(outputs_BHA, observation["action_mask"], self.value(body_BW))
 
-    def condensed(self, observation: Observation) -> dict[str, Tensor]:
-        """Return what `forward` reads of B observations, as it reads it."""
-        first = self.body[0]
-        assert isinstance(first, Linear)
-        row_BF = joined(observation).to(first.products)
-        return {ROW: row_BF, "action_mask": observation["action_mask"]}
+    def advice(self, observation: Observation) -> Tensor:
+        """Return (B, 3, A) all heads but the policy."""
+        outputs_BO = self.out.first(self._body(observation), POLICY * self._num_actions)
+        return outputs_BO.float().unflatten(1, (POLICY, self._num_actions))
 
     def taken(self, observation: Observation, action_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B, 2) the values, and (B, 2) the advantages of one action each.
@@ -253,17 +272,27 @@ class FlatHeads(nn.Module):
         It takes as many products as there are rows, not those of all actions.
         """
         body_BW = self._body(observation)
-        exact_BW, gains = body_BW.float(), []
-        for head in (REWARD, COST):
-            row_B = head * self._num_actions + action_B
-            weight_BW = self.out.weight.index_select(0, row_B)
-            gains.append((exact_BW * weight_BW).sum(dim=1) + self.out.bias.index_select(0, row_B))
-        return self.value(body_BW), torch.stack(gains, dim=1)
+        chosen_B2 = torch.stack([h * self._num_actions + action_B for h in (REWARD, COST)], dim=1)
+        return self.value(body_BW), chosen_scores(body_BW, self.out, chosen_B2)
+
+    def condensed(self, observation: Observation) -> dict[str, Tensor]:
+        """Return what `forward` reads of B observations, as it reads it."""
+        row_BF = joined(observation)
+        fixed_X = row_BF[0, self._order[self._num_changing :]]
+        row_BF = row_BF.index_select(1, self._order[: self._num_changing])
+        return {
+            ROW: row_BF.to(self.first.products),
+            FIXED: fixed_X,
+            "action_mask": observation["action_mask"],
+        }
 
     def _body(self, observation: Observation) -> Tensor:
-        row_BF = observation[ROW] if ROW in observation else joined(observation)
-        body_BW: Tensor = self.body(row_BF)
-        return body_BW
+        if ROW not in observation:
+            observation = self.condensed(observation)
+        changing_WC, fixed_WX = self.first.weight.tensor_split([self._num_changing], dim=1)
+        bias_W = self.first.bias + fixed_WX @ observation[FIXED]
+        hidden_BW = rectified(observation[ROW], changing_WC, bias_W, self.first.products)
+        return rectified(hidden_BW, self.second.weight, self.second.bias, self.second.products)
 
     def start_at(self, values_2: Tensor) -> None:
         """Make these the values of everything."""
@@ -276,17 +305,29 @@ class FlatHeads(nn.Module):
 
     def single(self, head: int) -> dict[str, Tensor]:
         """Return the weights of a `FlatNetwork` whose logits are those of one head."""
-        state = {
-            f"{net}.{name}": tensor
-            for net in ("actor", "critic")
-            for name, tensor in self.body.state_dict().items()
+        first_WF = torch.empty_like(self.first.weight)
+        first_WF[:, self._order] = self.first.weight.detach()
+        start, end = head * self._num_actions, (head + 1) * self._num_actions
+        layers = {
+            "0": (first_WF, self.first.bias),
+            "2": (self.second.weight, self.second.bias),
         }
-        first = head * self._num_actions
-        for end in ("weight", "bias"):
-            rows = getattr(self.out, end).detach()
-            state[f"actor.{len(self.body)}.{end}"] = rows[first : first + self._num_actions]
-            state[f"critic.{len(self.body)}.{end}"] = getattr(self.value, end).detach()[:1]
-        return state
+        actor = {**layers, "4": (self.out.weight[start:end], self.out.bias[start:end])}
+        critic = {**layers, "4": (self.value.weight[:1], self.value.bias[:1])}
+        return {
+            f"{net}.{number}.{name}": tensor.detach()
+            for net, numbered in (("actor", actor), ("critic", critic))
+            for number, layer in numbered.items()
+            for name, tensor in zip(("weight", "bias"), layer, strict=True)
+        }
+
+
+def _is_fixed(sizes: ObservationSizes) -> Tensor:
+    """Return (F,) which of all features in one row never change: capacities and watts."""
+    is_fixed_NF = torch.zeros(sizes.num_servers, sizes.server_features, dtype=torch.bool)
+    is_fixed_NF[:, sizes.num_resources : 2 * sizes.num_resources + 3] = True
+    num_others = sizes.num_jobs * sizes.job_features + sizes.context_features
+    return torch.cat([is_fixed_NF.flatten(), torch.zeros(num_others, dtype=torch.bool)])
 
 
 HeadNetwork = SetHeads | FlatHeads

@@ -12,14 +12,17 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from cloudsched.models.heads import HeadNetwork
+from cloudsched.models.heads import FIXED, HeadNetwork
 from cloudsched.models.kinds import kinds_of, toggled
 from cloudsched.models.networks import ROW
 from cloudsched.models.strain import strained_rows
 
 OBSERVATION = ("servers", "jobs", "context", "action_mask")
 NEXT, NEXT_ACTION = "next_", "next_action"
+NEXT_NUMBER = "next_number"
 OUTCOME = ("action", "behaviour_probability", "reward", "cost", "discount")
+FOLLOWING = "following"
+"""(B,) which of the U next rows follows."""
 IS_ASLEEP = "is_asleep"
 """(B, T), see `cloudsched.models.kinds`."""
 KIND = "kind"
@@ -30,7 +33,8 @@ STRAINED_KIND = "strained_kind"
 """(S,) what was meant in the rows that follow the B logged ones, or -1 if they do not count."""
 STRAINED_FROM = "strained_from"
 """(S,) the logged rows that they were made from."""
-SEEN = (*OBSERVATION, ROW, IS_ASLEEP)  # columns of B + S rows
+SEEN = (*OBSERVATION, ROW, IS_ASLEEP)
+"""What networks and losses read: of the logged and strained rows and, as `NEXT`, of the next."""
 ROWS = 128  # of what goes through the network at once, or a multiple
 
 
@@ -52,7 +56,8 @@ def prepare(
         name: torch.cat([values, strained.observation[name]])
         for name, values in observation.items()
     }
-    prepared = {name: columns[name] for name in (*OUTCOME, NEXT_ACTION) if name in columns}
+    kept = (*OUTCOME, NEXT_NUMBER, NEXT_ACTION)
+    prepared = {name: columns[name] for name in kept if name in columns}
     for prefix, seen in (("", together), (NEXT, following)):
         prepared |= {prefix + name: values for name, values in network.condensed(seen).items()}
         prepared[prefix + IS_ASLEEP] = toggled(seen)
@@ -67,8 +72,8 @@ def prepare(
 def cut(prepared: Mapping[str, Tensor], order_B: Tensor, size: int) -> Iterator[dict[str, Tensor]]:
     """Yield batches of `size` transitions in an order, each with its strained rows.
 
-    Some of its rows follow once more, so that their number is a multiple of `ROWS`: matrix products
-    are prepared anew for each size. What is left over is dropped.
+    Numbers of rows are filled up to multiples of `ROWS` with some that do not count: matrix
+    products are prepared anew for each size. What is left over of the order is dropped.
     """
     count, num_batches = len(order_B), len(order_B) // size
     place_B = torch.empty_like(order_B)
@@ -79,11 +84,37 @@ def cut(prepared: Mapping[str, Tensor], order_B: Tensor, size: int) -> Iterator[
     for i, first in enumerate(range(0, num_batches * size, size)):
         rows_B = order_B[first : first + size]
         own_S = strained_S[ends[i - 1] if i else 0 : ends[i]]
-        filling = rows_B[: -(size + len(own_S)) % ROWS]
-        seen_R = torch.cat([rows_B, count + own_S, filling])
-        kind_S = prepared[STRAINED_KIND].index_select(0, own_S)
-        batch = {STRAINED_KIND: torch.cat([kind_S, torch.full_like(filling, -1)])}
-        for name, values in prepared.items():
-            if name not in (STRAINED_KIND, STRAINED_FROM):
-                batch[name] = values.index_select(0, seen_R if name in SEEN else rows_B)
+        seen_R = _filled_up(torch.cat([rows_B, count + own_S]))
+        kind_S = prepared[STRAINED_KIND].new_full((len(seen_R) - size,), -1)
+        kind_S[: len(own_S)] = prepared[STRAINED_KIND].index_select(0, own_S)
+        next_U, following_B = _distinct(prepared, rows_B)
+        batch = {STRAINED_KIND: kind_S, FOLLOWING: following_B}
+        for name in SEEN:
+            if name in prepared:
+                batch[name] = prepared[name].index_select(0, seen_R)
+                batch[NEXT + name] = prepared[NEXT + name].index_select(0, next_U)
+        if FIXED in prepared:
+            batch[FIXED] = batch[NEXT + FIXED] = prepared[FIXED]
+        for name in (*OUTCOME, NEXT_ACTION, KIND, EXOGENOUS):
+            if name in prepared:
+                batch[name] = prepared[name].index_select(0, rows_B)
         yield batch
+
+
+def _distinct(prepared: Mapping[str, Tensor], rows_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Return U rows with all that is next in these, and (B,) which of them each has.
+
+    All decisions of a tick are followed by the same observation, so some rows of a batch share it.
+    """
+    place_B = torch.arange(len(rows_B), device=rows_B.device)
+    if NEXT_NUMBER not in prepared or NEXT_ACTION in prepared:
+        return rows_B, place_B
+    sorted_B, by_next_B = prepared[NEXT_NUMBER].index_select(0, rows_B).sort(stable=True)
+    is_first_B = torch.ones_like(sorted_B, dtype=torch.bool)
+    is_first_B[1:] = sorted_B[1:] != sorted_B[:-1]
+    place_B[by_next_B] = is_first_B.cumsum(0) - 1
+    return _filled_up(rows_B[by_next_B[is_first_B]]), place_B
+
+
+def _filled_up(rows: Tensor) -> Tensor:
+    return torch.cat([rows, rows[: -len(rows) % ROWS]])
