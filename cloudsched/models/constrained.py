@@ -38,6 +38,7 @@ from cloudsched.models.heads import FIXED, POLICY, PRIOR, HeadNetwork, build_hea
 from cloudsched.models.kinds import NUM_KINDS, kind_weights
 from cloudsched.models.lagrange import LagrangeConfig
 from cloudsched.models.networks import NetworkConfig, Observation, ObservationSizes
+from cloudsched.models.one_piece import Weights
 from cloudsched.models.precision import DEFAULT_PRECISION, check_precision
 from cloudsched.models.prepared import EXOGENOUS, FOLLOWING, KIND, NEXT, NEXT_ACTION, SEEN, cut, prepare
 from cloudsched.models.strain import SHARES
@@ -136,7 +137,6 @@ class ConstrainedModel(nn.Module):
             batch = next(cut(prepared, torch.arange(count, device=price.device), count))
         scales = self._scales(price, config)
         is_compiled = price.device.type == "cpu"
-        heads = self.heads(batch)
         with torch.no_grad():
             following = {
                 name: batch[NEXT + name] for name in (*SEEN, FIXED) if NEXT + name in batch
@@ -149,7 +149,7 @@ class ConstrainedModel(nn.Module):
             next_U2 = self._values(self.target, following, next_action_U, config)
             next_B2 = next_U2.index_select(0, batch[FOLLOWING])
         loss = compiled_loss if is_compiled else constrained_loss
-        return loss(heads, self.luck(batch[EXOGENOUS]), next_B2, batch, scales)
+        return loss(self.heads(batch), self.luck(batch[EXOGENOUS]), next_B2, batch, scales)
 
     def prepare(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return transitions (`cloudsched.datasets.transitions`) as `forward` takes them in.
@@ -179,12 +179,11 @@ class ConstrainedModel(nn.Module):
         for network in (self.heads, self.target):
             network.start_at(means_2)
 
-    def update_target(self, rate: float) -> None:
-        """Move the slow copy towards the online heads."""
-        with torch.no_grad():
-            online: list[Tensor] = list(self.heads.parameters())
-            slow: list[Tensor] = list(self.target.parameters())
-            torch._foreach_lerp_(slow, online, rate)
+    def in_one_piece(self) -> Weights:
+        """Move all weights into one tensor, and those of the slow copy into another."""
+        alone = list(self.luck.parameters())
+        online, slow = _fast_last(self.heads), _fast_last(self.target)
+        return Weights.of(alone, online, slow, num_fast=len(self.heads.fast_parameters()))
 
     def policy_weights(self) -> dict[str, Tensor]:
         """Return the weights of an ordinary network that decides as the learned policy does."""
@@ -222,3 +221,9 @@ class ConstrainedModel(nn.Module):
             kind_4=weight_4,
             strained_4=self.strained_4,
         )
+
+
+def _fast_last(network: HeadNetwork) -> list[nn.Parameter]:
+    fast = network.fast_parameters()
+    is_fast = {id(p) for p in fast}
+    return [*(p for p in network.parameters() if id(p) not in is_fast), *fast]

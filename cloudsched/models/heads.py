@@ -30,7 +30,7 @@ from cloudsched.models.networks import (
     SetNetwork,
     joined,
 )
-from cloudsched.models.precision import Linear, Output, rectified
+from cloudsched.models.precision import Linear, Output, heads_and_values, rectified
 
 PRIOR, REWARD, COST, POLICY = range(4)
 NUM_HEADS = 4
@@ -210,7 +210,7 @@ class SetHeads(SetNetwork):
         with torch.no_grad():
             last.bias.copy_(values_2)
 
-    def fast_parameters(self) -> list[Tensor]:
+    def fast_parameters(self) -> list[nn.Parameter]:
         """Return what has to grow large: placements differ by little in what they leave over."""
         layers = (self.pair_features, self.pair_job, self.pair_out)
         return [p for layer in layers for p in layer.parameters()]
@@ -257,9 +257,9 @@ class FlatHeads(nn.Module):
 
     def forward(self, observation: Observation) -> Heads:
         """Return all heads; `condensed` observations will do."""
-        body_BW = self._body(observation)
-        outputs_BHA = self.out(body_BW).float().unflatten(1, (NUM_HEADS, self._num_actions))
-        return Heads(outputs_BHA, observation["action_mask"], self.value(body_BW))
+        outputs_BO, value_B2 = heads_and_values(self._body(observation), self.out, self.value)
+        outputs_BHA = outputs_BO.unflatten(1, (NUM_HEADS, self._num_actions))
+        return Heads(outputs_BHA, observation["action_mask"], value_B2)
 
     def advice(self, observation: Observation) -> Tensor:
         """Return (B, 3, A) all heads but the policy."""
@@ -299,7 +299,7 @@ class FlatHeads(nn.Module):
         with torch.no_grad():
             self.value.bias.copy_(values_2)
 
-    def fast_parameters(self) -> list[Tensor]:
+    def fast_parameters(self) -> list[nn.Parameter]:
         """Return none: all of a perceptron's layers learn alike."""
         return []
 

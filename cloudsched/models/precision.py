@@ -135,6 +135,50 @@ class _Rectified(torch.autograd.Function):
         )
 
 
+def heads_and_values(body_BW: Tensor, heads: Linear, values: Output) -> tuple[Tensor, Tensor]:
+    """Return what two last layers give, as `heads(body)` and `values(body)` would, in float32."""
+    found: tuple[Tensor, Tensor] = _LastLayers.apply(  # type: ignore[no-untyped-call]
+        body_BW, heads.weight, heads.bias, values.weight, values.bias
+    )
+    return found
+
+
+class _LastLayers(torch.autograd.Function):
+    """Two layers whose gradients are one product, as both are rounded alike."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        body_BW: Tensor,
+        heads_OW: Tensor,
+        heads_bias_O: Tensor,
+        values_VW: Tensor,
+        values_bias_V: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        both_PW = torch.cat([heads_OW.to(body_BW.dtype), values_VW.to(body_BW.dtype)])
+        ctx.save_for_backward(body_BW, both_PW)
+        heads_BO = nn.functional.linear(
+            body_BW, both_PW[: len(heads_OW)], heads_bias_O.to(body_BW.dtype)
+        )
+        return heads_BO.float(), nn.functional.linear(body_BW.float(), values_VW, values_bias_V)
+
+    @staticmethod
+    def backward(ctx: Any, heads_gradient_BO: Tensor, values_gradient_BV: Tensor) -> Any:  # type: ignore[override]
+        body_BW, both_PW = ctx.saved_tensors
+        count = heads_gradient_BO.shape[1]
+        rounded_BP = body_BW.new_empty(len(body_BW), len(both_PW))
+        rounded_BP[:, :count] = heads_gradient_BO
+        rounded_BP[:, count:] = values_gradient_BV
+        weights_PW = (rounded_BP.t() @ body_BW).float()
+        return (
+            rounded_BP @ both_PW,
+            weights_PW[:count],
+            heads_gradient_BO.sum(dim=0),
+            weights_PW[count:],
+            values_gradient_BV.sum(dim=0),
+        )
+
+
 def take_products_in(dtype: torch.dtype, network: nn.Module) -> None:
     """Let all layers of a network that can take their products in a type do so."""
     for layer in network.modules():
