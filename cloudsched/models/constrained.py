@@ -40,7 +40,7 @@ from cloudsched.models.lagrange import LagrangeConfig
 from cloudsched.models.networks import NetworkConfig, Observation, ObservationSizes
 from cloudsched.models.one_piece import Weights
 from cloudsched.models.precision import DEFAULT_PRECISION, check_precision
-from cloudsched.models.prepared import EXOGENOUS, FOLLOWING, KIND, NEXT, NEXT_ACTION, SEEN, cut, prepare
+from cloudsched.models.prepared import EXOGENOUS, KIND, NEXT, NEXT_ACTION, SEEN, cut, prepare
 from cloudsched.models.strain import SHARES
 
 POWER_SCALE = 0.1  # of full power; brings values of reward to order one
@@ -147,9 +147,8 @@ class ConstrainedModel(nn.Module):
                 choose = compiled_next_actions if is_compiled else next_actions
                 next_action_U = choose(self.heads.advice(following), batch, scales)
             next_U2 = self._values(self.target, following, next_action_U, config)
-            next_B2 = next_U2.index_select(0, batch[FOLLOWING])
         loss = compiled_loss if is_compiled else constrained_loss
-        return loss(self.heads(batch), self.luck(batch[EXOGENOUS]), next_B2, batch, scales)
+        return loss(self.heads(batch), self.luck(batch[EXOGENOUS]), next_U2, batch, scales)
 
     def prepare(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return transitions (`cloudsched.datasets.transitions`) as `forward` takes them in.
@@ -204,20 +203,21 @@ class ConstrainedModel(nn.Module):
         return (value_B2 + gain_B2 * (1.0 - config.gamma)) * self.scale_2
 
     def _scales(self, price: Tensor, config: ConstrainedConfig) -> Scales:
-        has_heard, heard = self.heard > 0.0, self.heard.clamp(min=1e-8)
-        unit_4 = torch.where(has_heard, self.noise_4 / heard, torch.ones_like(self.noise_4))
-        weight_4 = torch.where(
-            has_heard, kind_weights(self.share_4 / heard), torch.ones_like(self.share_4)
-        )
+        unit_4, weight_4 = torch.ones_like(self.noise_4), torch.ones_like(self.share_4)
+        heard = float(self.heard)
+        if heard > 0.0:
+            unit_4 = (self.noise_4 / heard).clamp(min=1e-6)
+            weight_4 = kind_weights(self.share_4 / heard)
         advantage = 1.0 - config.gamma  # what one tick can change
+        nat = advantage / config.nat
         return Scales(
             value_2=self.scale_2,
             advantage=advantage,
-            nats_2=self.scale_2 * (advantage / config.nat),
+            nats_2=(POWER_SCALE * nat, RATE_SCALE * nat),
             price=float(price),
             reach=config.reach,
             pessimism=config.pessimism,
-            unit_4=unit_4.clamp(min=1e-6),
+            unit_4=unit_4,
             kind_4=weight_4,
             strained_4=self.strained_4,
         )

@@ -17,68 +17,52 @@ from torch import Tensor
 
 from cloudsched.models.constrained_kernels import (
     NUM_TERMS,
-    TERM_ADVANTAGE,
-    TERM_LUCK,
     TERM_NOISE,
-    TERM_PESSIMISM,
-    TERM_POLICY,
     TERM_PRIOR,
-    TERM_SHARE,
-    TERM_VALUE,
+    TERM_TOTAL,
     Logged,
     Said,
     choose_next,
     loss_gradient,
     room_for,
 )
-from cloudsched.models.constrained_loss import (
-    ConstrainedLoss,
-    Scales,
-    constrained_target,
-)
+from cloudsched.models.constrained_loss import ConstrainedLoss, Scales
 from cloudsched.models.heads import Heads
-from cloudsched.models.prepared import IS_ASLEEP, KIND, NEXT, STRAINED_KIND
+from cloudsched.models.prepared import FOLLOWING, IS_ASLEEP, KIND, NEXT, OUTCOME, STRAINED_KIND
 
 
 def compiled_loss(
     heads: Heads,
     luck_B2: Tensor,
-    next_B2: Tensor,
+    next_U2: Tensor,
     batch: Mapping[str, Tensor],
     scales: Scales,
 ) -> ConstrainedLoss:
     """Return what `constrained_loss` would; the gradient is known by then."""
-    target_B2 = constrained_target(
-        reward_B2=torch.stack([batch["reward"], batch["cost"]], dim=1),
-        discount_B=batch["discount"],
-        next_B2=next_B2,
-    )
+    names = ("action", KIND, "behaviour_probability", OUTCOME, "discount", FOLLOWING, STRAINED_KIND)
     logged = Logged(
-        _array(heads.mask_BA),
-        _array(batch[IS_ASLEEP]),
-        _array(batch["action"]),
-        _array(batch[KIND]),
-        _array(batch["behaviour_probability"]),
-        _array(target_B2),
-        _array(batch[STRAINED_KIND]),
+        _array(heads.mask_BA), _array(batch[IS_ASLEEP]), *(_array(batch[name]) for name in names)
     )
     total, terms = _LossOfOutputs.apply(  # type: ignore[no-untyped-call]
-        heads.outputs_BHA, heads.value_B2, luck_B2, logged, _arrays(scales)
+        heads.outputs_BHA, heads.value_B2, luck_B2, _array(next_U2), logged, _arrays(scales)
     )
+    noise_4, next_2, share_4 = terms[TERM_NOISE:].split([4, 2, 4])
+    prior, policy, *rest, luck, pessimism = terms[TERM_PRIOR:TERM_NOISE].unbind()
+    value_reward, value_cost, advantage_reward, advantage_cost = rest
     return ConstrainedLoss(
         total=total,
-        prior=terms[TERM_PRIOR],
-        policy=terms[TERM_POLICY],
-        value_reward=terms[TERM_VALUE],
-        value_cost=terms[TERM_VALUE + 1],
-        advantage_reward=terms[TERM_ADVANTAGE],
-        advantage_cost=terms[TERM_ADVANTAGE + 1],
-        luck=terms[TERM_LUCK],
-        pessimism=terms[TERM_PESSIMISM],
-        estimated_excess=-next_B2[:, 0].mean(),
-        estimated_cost=next_B2[:, 1].mean(),
-        noise_4=terms[TERM_NOISE : TERM_NOISE + 4],
-        share_4=terms[TERM_SHARE : TERM_SHARE + 4],
+        prior=prior,
+        policy=policy,
+        value_reward=value_reward,
+        value_cost=value_cost,
+        advantage_reward=advantage_reward,
+        advantage_cost=advantage_cost,
+        luck=luck,
+        pessimism=pessimism,
+        estimated_excess=-next_2[0],
+        estimated_cost=next_2[1],
+        noise_4=noise_4,
+        share_4=share_4,
     )
 
 
@@ -105,10 +89,11 @@ class _LossOfOutputs(torch.autograd.Function):
         outputs_RHA: Tensor,
         value_R2: Tensor,
         luck_B2: Tensor,
+        next_U2: NDArray[np.float32],
         logged: Logged,
         scales: Scales,
     ) -> tuple[Tensor, Tensor]:
-        said = Said(_array(outputs_RHA), _array(value_R2), _array(luck_B2))
+        said = Said(_array(outputs_RHA), _array(value_R2), _array(luck_B2), next_U2)
         gradients = [torch.empty(part.shape) for part in (outputs_RHA, value_R2, luck_B2)]
         terms = np.empty(NUM_TERMS)
         loss_gradient(
@@ -122,14 +107,14 @@ class _LossOfOutputs(torch.autograd.Function):
         found = torch.from_numpy(terms).float()
         ctx.gradients = gradients
         ctx.mark_non_differentiable(found)
-        return found[0].clone(), found
+        return found[TERM_TOTAL].clone(), found
 
     @staticmethod
     def backward(ctx: Any, share: Tensor, _: Tensor) -> Any:  # type: ignore[override]
         gradients, factor = ctx.gradients, float(share)
         if factor != 1.0:
             gradients = [factor * gradient for gradient in gradients]
-        return (*gradients, None, None)
+        return (*gradients, None, None, None)
 
 
 def _arrays(scales: Scales) -> Scales:

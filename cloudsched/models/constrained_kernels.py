@@ -28,9 +28,10 @@ LOWEST = float(np.finfo(np.float32).min)
     TERM_LUCK,
     TERM_PESSIMISM,
     TERM_NOISE,
+    TERM_NEXT,
     TERM_SHARE,
     NUM_TERMS,
-) = (0, 1, 2, 3, 5, 7, 8, 9, 13, 17)
+) = (0, 1, 2, 3, 5, 7, 8, 9, 13, 15, 19)
 """Where each term begins in what `loss_gradient` writes."""
 
 LOG2_E = np.float32(1.4426950408889634)
@@ -43,6 +44,7 @@ class Said(NamedTuple):
     outputs: Array  # (R, 4, A)
     value: Array  # (R, 2)
     luck: Array  # (B, 2)
+    following: Array  # (U, 2) values of the next rows
 
 
 class Logged(NamedTuple):
@@ -53,7 +55,9 @@ class Logged(NamedTuple):
     action: NDArray[np.int64]  # (B,)
     kind: NDArray[np.int64]  # (B,) of the action
     meant: Array  # (B,) its probability
-    target: Array  # (B, 2)
+    outcome: Array  # (B, 2) reward and cost
+    discount: Array  # (B,)
+    following: NDArray[np.int64]  # (B,) the next row
     strained_kind: NDArray[np.int64]  # (R - B,) what was meant, or -1 for rows that do not count
 
 
@@ -390,7 +394,10 @@ def judge(
     """Add the errors of value, luck and advantage of a row, of reward and of cost."""
     own = logged.action[b]
     for k in range(2):
-        error = said.value[b, k] - logged.target[b, k] / scales.value_2[k]
+        following = said.following[logged.following[b], k]
+        target = logged.outcome[b, k] + logged.discount[b] * following
+        out_terms[TERM_NEXT + k] += following
+        error = said.value[b, k] - target / scales.value_2[k]
         size = abs(error)
         out_terms[TERM_VALUE + k] += 0.5 * size * size if size < 1.0 else size - 0.5
         out_value[k] = share * min(max(error, -1.0), 1.0)

@@ -61,7 +61,7 @@ class ConstrainedLearner:
         Args:
             mean_of_workers: maps a tensor of this worker to its mean over all; None if alone.
         """
-        price = batch["reward"].new_tensor(self.multiplier.price)
+        price = self.module.scale_2.new_tensor(self.multiplier.price)
         loss: ConstrainedLoss = self._model(batch, price, self._config)
         self._weights.gradient.zero_()
         loss.total.backward()  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cloudsched.models.heads import Heads, better_logits
 from cloudsched.models.kinds import kinds, sums_by_kind
 from cloudsched.models.masking import likeliest_kind, log_prob, log_probs, log_total, mask_logits
-from cloudsched.models.prepared import IS_ASLEEP, KIND, NEXT, STRAINED_KIND
+from cloudsched.models.prepared import FOLLOWING, IS_ASLEEP, KIND, NEXT, OUTCOME, STRAINED_KIND
 
 ADVANTAGE_WEIGHT = 0.1
 
@@ -52,7 +52,7 @@ class Scales(NamedTuple):
 
     value_2: Any  # what one of the network's values stands for
     advantage: float  # what one of its advantages stands for, in the same
-    nats_2: Any  # the same in nats
+    nats_2: tuple[float, float]  # the same of reward and of cost, in nats
     price: float  # of costs
     reach: float  # nats
     pessimism: float
@@ -64,7 +64,7 @@ class Scales(NamedTuple):
 def constrained_loss(
     heads: Heads,
     luck_B2: Tensor,
-    next_B2: Tensor,
+    next_U2: Tensor,
     batch: Mapping[str, Tensor],
     scales: Scales,
 ) -> ConstrainedLoss:
@@ -73,17 +73,16 @@ def constrained_loss(
     Args:
         heads: of the B logged rows and those that follow them, as the network gave them.
         luck_B2: what is predicted of the surprise from what happened whatever was decided.
-        next_B2: values of what follows.
+        next_U2: values of the next rows.
     """
     action_B, meant_B, kind_B = batch["action"], batch["behaviour_probability"], batch[KIND]
     unit_4, weight_4, is_asleep_RT = scales.unit_4, scales.kind_4, batch[IS_ASLEEP]
     logged, strained = apart(heads, len(action_B))
     is_asleep_BT, is_asleep_ST = is_asleep_RT[: len(action_B)], is_asleep_RT[len(action_B) :]
 
+    next_B2 = next_U2.index_select(0, batch[FOLLOWING])
     target_B2 = constrained_target(
-        reward_B2=torch.stack([batch["reward"], batch["cost"]], dim=1),
-        discount_B=batch["discount"],
-        next_B2=next_B2,
+        reward_B2=batch[OUTCOME], discount_B=batch["discount"], next_B2=next_B2
     )
     value_error_B2 = logged.value_B2 - target_B2 / scales.value_2
     value_2 = nn.functional.smooth_l1_loss(

@@ -12,7 +12,7 @@ weights, and a bundle needs nothing new.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -73,7 +73,7 @@ def better_logits(
     is_asleep_BT: Tensor,
     *,
     price: float | Tensor,
-    nats_2: Tensor,
+    nats_2: Sequence[float],
     reach: float,
 ) -> Tensor:
     """Return (B, A) masked logits of a better policy that keeps to what the data supports.
@@ -271,7 +271,7 @@ class FlatHeads(nn.Module):
 
         It takes as many products as there are rows, not those of all actions.
         """
-        body_BW = self._body(observation)
+        body_BW = self._body(observation).float()
         chosen_B2 = torch.stack([h * self._num_actions + action_B for h in (REWARD, COST)], dim=1)
         return self.value(body_BW), chosen_scores(body_BW, self.out, chosen_B2)
 

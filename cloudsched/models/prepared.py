@@ -20,7 +20,9 @@ from cloudsched.models.strain import strained_rows
 OBSERVATION = ("servers", "jobs", "context", "action_mask")
 NEXT, NEXT_ACTION = "next_", "next_action"
 NEXT_NUMBER = "next_number"
-OUTCOME = ("action", "behaviour_probability", "reward", "cost", "discount")
+LOGGED = ("action", "behaviour_probability", "discount")
+OUTCOME = "outcome"
+"""(B, 2) reward and cost."""
 FOLLOWING = "following"
 """(B,) which of the U next rows follows."""
 IS_ASLEEP = "is_asleep"
@@ -35,7 +37,7 @@ STRAINED_FROM = "strained_from"
 """(S,) the logged rows that they were made from."""
 SEEN = (*OBSERVATION, ROW, IS_ASLEEP)
 """What networks and losses read: of the logged and strained rows and, as `NEXT`, of the next."""
-ROWS = 128  # of what goes through the network at once, or a multiple
+ROWS = 32  # of what goes through the network at once, or a multiple
 
 
 def prepare(
@@ -56,12 +58,13 @@ def prepare(
         name: torch.cat([values, strained.observation[name]])
         for name, values in observation.items()
     }
-    kept = (*OUTCOME, NEXT_NUMBER, NEXT_ACTION)
+    kept = (*LOGGED, NEXT_NUMBER, NEXT_ACTION)
     prepared = {name: columns[name] for name in kept if name in columns}
     for prefix, seen in (("", together), (NEXT, following)):
         prepared |= {prefix + name: values for name, values in network.condensed(seen).items()}
         prepared[prefix + IS_ASLEEP] = toggled(seen)
     prepared[KIND] = kind_B
+    prepared[OUTCOME] = torch.stack([columns["reward"], columns["cost"]], dim=1)
     prepared[EXOGENOUS] = torch.cat(
         [observation["context"], following["context"][:, arrivals]], dim=1
     )
@@ -95,7 +98,7 @@ def cut(prepared: Mapping[str, Tensor], order_B: Tensor, size: int) -> Iterator[
                 batch[NEXT + name] = prepared[NEXT + name].index_select(0, next_U)
         if FIXED in prepared:
             batch[FIXED] = batch[NEXT + FIXED] = prepared[FIXED]
-        for name in (*OUTCOME, NEXT_ACTION, KIND, EXOGENOUS):
+        for name in (*LOGGED, NEXT_ACTION, KIND, OUTCOME, EXOGENOUS):
             if name in prepared:
                 batch[name] = prepared[name].index_select(0, rows_B)
         yield batch
