@@ -95,15 +95,9 @@ class _LossOfOutputs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         said = Said(_array(outputs_RHA), _array(value_R2), _array(luck_B2), next_U2)
         gradients = [torch.empty(part.shape) for part in (outputs_RHA, value_R2, luck_B2)]
-        terms = np.empty(NUM_TERMS)
-        loss_gradient(
-            said,
-            logged,
-            scales,
-            room_for(outputs_RHA.shape[2]),
-            *(gradient.numpy() for gradient in gradients),
-            terms,
-        )
+        by_outputs, by_value, by_luck = (gradient.numpy() for gradient in gradients)
+        terms, room = np.empty(NUM_TERMS), room_for(outputs_RHA.shape[2])
+        loss_gradient(said, logged, scales, room, by_outputs, by_value, by_luck, terms)
         found = torch.from_numpy(terms).float()
         ctx.gradients = gradients
         ctx.mark_non_differentiable(found)
@@ -118,7 +112,8 @@ class _LossOfOutputs(torch.autograd.Function):
 
 
 def _arrays(scales: Scales) -> Scales:
-    return Scales(*(_array(part) if isinstance(part, Tensor) else part for part in scales))
+    parts: list[Any] = [_array(part) if isinstance(part, Tensor) else part for part in scales]
+    return Scales(*parts)
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

@@ -105,7 +105,7 @@ def exponentials(values: Array, count: int, bits: NDArray[np.int32]) -> None:
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
-def relative(values: Array, count: int, bits: NDArray[np.int32]) -> tuple[float, float]:
+def relative(values: Array, count: int, bits: NDArray[np.int32]) -> tuple[np.float32, np.float32]:
     """Replace numbers by their exponentials relative to the highest.
 
     Returns:
@@ -129,7 +129,7 @@ def find_legal(mask: NDArray[np.int8], out_legal: NDArray[np.int64]) -> int:
     count = 0
     for a in range(len(mask)):
         out_legal[count] = a
-        count += np.int64(mask[a] != 0)
+        count += int(mask[a] != 0)
     return count
 
 
@@ -233,7 +233,7 @@ def weigh_better(
     num_legal: int,
     scales: Scales,
     room: Room,
-) -> tuple[float, float]:
+) -> tuple[np.float32, np.float32]:
     """Write the weights of prior and better policy to `room.values[0]` and `[2]`.
 
     Returns:
@@ -439,7 +439,7 @@ def miss(
                 num_wanted += 1
         highest, total = relative(every, num_legal, room.bits)
         highest_wanted, total_wanted = relative(wanted, num_wanted, room.bits)
-        missed += highest - highest_wanted + math.log(total / total_wanted)
+        missed += float(highest - highest_wanted) + math.log(total / total_wanted)
         num_wanted = 0
         for i in range(num_legal):
             slope = every[i] / total
@@ -447,4 +447,4 @@ def miss(
                 slope -= wanted[num_wanted] / total_wanted
                 num_wanted += 1
             out_row[head, legal[i]] = share * weight * slope
-    return weight * missed
+    return float(weight * missed)

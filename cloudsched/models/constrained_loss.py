@@ -116,8 +116,7 @@ def constrained_loss(
         + (luck_2 / unit_4[:2]).sum()
         # Mostly noise, which must not drown what the prior teaches the shared layers; the
         # heads themselves learn as fast, whatever the weight: Adam sees to that.
-        + ADVANTAGE_WEIGHT
-        * ((advantage_2 / unit_4[2:]).sum() + scales.pessimism * curvature * gap)
+        + ADVANTAGE_WEIGHT * ((advantage_2 / unit_4[2:]).sum() + scales.pessimism * curvature * gap)
     )
     share_4 = torch.zeros_like(weight_4).index_add(0, kind_B, meant_B) / meant_B.sum()
     return ConstrainedLoss(
@@ -174,9 +173,7 @@ def cost_pessimism(cost_BA: Tensor, mask_BA: Tensor, action_B: Tensor) -> Tensor
     return (own_B + log_total(mask_logits(-cost_BA, mask_BA)).squeeze(1)).mean()
 
 
-def shortfall(
-    heads: Heads, is_asleep_ST: Tensor, kind_S: Tensor, scales: Scales
-) -> Tensor:
+def shortfall(heads: Heads, is_asleep_ST: Tensor, kind_S: Tensor, scales: Scales) -> Tensor:
     """Return by how many nats prior and policy miss what was meant under strain, summed.
 
     Only the kind of action counts; which one it is, they learn from what was logged.
@@ -187,7 +184,7 @@ def shortfall(
     does_count_S = kind_S >= 0
     kind_S, is_asleep_ST = kind_S[does_count_S], is_asleep_ST[does_count_S]
     weight_S = (scales.strained_4 * scales.kind_4)[kind_S]
-    total = weight_S.new_zeros(())
+    total = torch.zeros((), device=weight_S.device)
     for logits_SA in (heads.prior_BA[does_count_S], heads.policy_BA[does_count_S]):
         is_wanted_SA = kinds(is_asleep_ST, logits_SA.shape[1]) == kind_S.unsqueeze(1)
         missed_S1 = log_total(logits_SA) - log_total(mask_logits(logits_SA, is_wanted_SA))

@@ -190,7 +190,8 @@ class SetHeads(SetNetwork):
 
     def advice(self, observation: Observation) -> Tensor:
         """Return (B, 3, A) all heads but the policy."""
-        return self(observation).outputs_BHA[:, :POLICY]
+        heads = self.forward(observation)
+        return heads.outputs_BHA[:, :POLICY]
 
     def condensed(self, observation: Observation) -> dict[str, Tensor]:
         """Return what `forward` reads of B observations: all of it."""
@@ -242,10 +243,13 @@ class FlatHeads(nn.Module):
         super().__init__()
         self._num_actions = sizes.num_actions
         first, _, second, _, _ = FlatNetwork(sizes, config).actor
+        assert isinstance(first, Linear)
+        assert isinstance(second, Linear)
         is_fixed = _is_fixed(sizes)
         self._order = torch.cat([(~is_fixed).nonzero(), is_fixed.nonzero()]).squeeze(1)
         self._num_changing = int((~is_fixed).sum())
-        self.first, self.second = first, second
+        self.first: Linear = first
+        self.second: Linear = second
         with torch.no_grad():
             first.weight.copy_(first.weight[:, self._order])
         # Advantages are told apart however rough the product is; values are not.
@@ -258,13 +262,13 @@ class FlatHeads(nn.Module):
     def forward(self, observation: Observation) -> Heads:
         """Return all heads; `condensed` observations will do."""
         outputs_BO, value_B2 = heads_and_values(self._body(observation), self.out, self.value)
-        outputs_BHA = outputs_BO.unflatten(1, (NUM_HEADS, self._num_actions))
+        outputs_BHA = outputs_BO.view(-1, NUM_HEADS, self._num_actions)
         return Heads(outputs_BHA, observation["action_mask"], value_B2)
 
     def advice(self, observation: Observation) -> Tensor:
         """Return (B, 3, A) all heads but the policy."""
         outputs_BO = self.out.first(self._body(observation), POLICY * self._num_actions)
-        return outputs_BO.float().unflatten(1, (POLICY, self._num_actions))
+        return outputs_BO.float().view(-1, POLICY, self._num_actions)
 
     def taken(self, observation: Observation, action_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B, 2) the values, and (B, 2) the advantages of one action each.
@@ -278,11 +282,10 @@ class FlatHeads(nn.Module):
     def condensed(self, observation: Observation) -> dict[str, Tensor]:
         """Return what `forward` reads of B observations, as it reads it."""
         row_BF = joined(observation)
-        fixed_X = row_BF[0, self._order[self._num_changing :]]
-        row_BF = row_BF.index_select(1, self._order[: self._num_changing])
+        changing, fixed = self._order.to(row_BF.device).tensor_split([self._num_changing])
         return {
-            ROW: row_BF.to(self.first.products),
-            FIXED: fixed_X,
+            ROW: row_BF.index_select(1, changing).to(self.first.products),
+            FIXED: row_BF[0, fixed],
             "action_mask": observation["action_mask"],
         }
 

@@ -36,10 +36,11 @@ def legal_scores(hidden_BH: Tensor, layer: nn.Linear, mask_BA: Tensor) -> Tensor
 def chosen_scores(hidden_BH: Tensor, layer: nn.Linear, chosen_BC: Tensor) -> Tensor:
     """Return (B, C) a few outputs of a last layer for each row, in float32, without gradients."""
     weight_OH, bias_O = layer.weight.detach(), layer.bias.detach()
-    if hidden_BH.device.type != "cpu":
-        return (weight_OH[chosen_BC] @ hidden_BH.float().unsqueeze(2)).squeeze(2) + bias_O[chosen_BC]
-    scores_BC = torch.empty(chosen_BC.shape)
     hidden_BH = hidden_BH.detach().float().contiguous()
+    if hidden_BH.device.type != "cpu":
+        products_BC = (weight_OH[chosen_BC] @ hidden_BH.unsqueeze(2)).squeeze(2)
+        return products_BC + bias_O[chosen_BC]
+    scores_BC = torch.empty(chosen_BC.shape)
     score_chosen(
         hidden_BH.numpy(), weight_OH.numpy(), bias_O.numpy(), chosen_BC.numpy(), scores_BC.numpy()
     )

@@ -18,7 +18,7 @@ class Weights:
     """
 
     whole: Tensor
-    """Parameters that no slow copy has, then ordinary ones of the online network, then fast ones."""
+    """What no slow copy has, then ordinary weights of the online network, then fast ones."""
     gradient: Tensor
     slow: Tensor
     num_alone: int
@@ -76,7 +76,7 @@ def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def _parts(whole: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    pieces = whole.split([parameter.numel() for parameter in parameters])
+    pieces = torch.split(whole, [parameter.numel() for parameter in parameters])
     return [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
 
 

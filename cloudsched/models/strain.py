@@ -78,9 +78,7 @@ def after_longer_waits(placements: Observation) -> tuple[dict[str, Tensor], Tens
     return {**placements, "jobs": jobs, "context": context}, rows_S
 
 
-def under_strain(
-    wakes: Observation, later_jobs: Tensor
-) -> tuple[dict[str, Tensor], Tensor]:
+def under_strain(wakes: Observation, later_jobs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Return observations like those in which a server was woken, only worse.
 
     A wake has no copies if jobs could still be placed, or if no jobs are known that fit nowhere.
