@@ -34,7 +34,8 @@ from cloudsched.models.constrained_loss import (
     constrained_loss,
     next_actions,
 )
-from cloudsched.models.heads import FIXED, POLICY, PRIOR, HeadNetwork, build_heads
+from cloudsched.models.head_networks import FIXED, HeadNetwork, build_heads
+from cloudsched.models.heads import POLICY, PRIOR
 from cloudsched.models.kinds import NUM_KINDS, kind_weights
 from cloudsched.models.lagrange import LagrangeConfig
 from cloudsched.models.networks import NetworkConfig, Observation, ObservationSizes

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from cloudsched.models.heads import FIXED, HeadNetwork
+from cloudsched.models.head_networks import FIXED, HeadNetwork
 from cloudsched.models.kinds import kinds_of, toggled
 from cloudsched.models.networks import ROW
 from cloudsched.models.strain import strained_rows

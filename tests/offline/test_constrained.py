@@ -14,7 +14,8 @@ from cloudsched.heuristics.random import RandomPolicy
 from cloudsched.models.constrained import ConstrainedConfig, ConstrainedModel
 from cloudsched.models.constrained_learner import ConstrainedLearner
 from cloudsched.models.constrained_loss import constrained_target, cost_pessimism
-from cloudsched.models.heads import POLICY, PRIOR, better_logits, build_heads
+from cloudsched.models.head_networks import build_heads
+from cloudsched.models.heads import POLICY, PRIOR, better_logits
 from cloudsched.models.kinds import kind_weights, kinds, kinds_of, sums_by_kind, toggled
 from cloudsched.models.lagrange import LagrangeConfig, LagrangeMultiplier
 from cloudsched.models.networks import NetworkConfig, ObservationSizes, build_network
