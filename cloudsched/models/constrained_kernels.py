@@ -92,6 +92,7 @@ def exponentials(values: Array, count: int, bits: NDArray[np.int32]) -> None:
         x = np.float32(-87.0) if x < np.float32(-87.0) else x
         x = np.float32(87.0) if x > np.float32(87.0) else x
         whole = np.floor(x * LOG2_E + np.float32(0.5))
+        whole = np.float32(0.0) if math.isnan(whole) else whole  # the rest is none then
         rest = x - whole * LN2_HIGH - whole * LN2_LOW
         series = np.float32(1.9875691500e-4) * rest + np.float32(1.3981999507e-3)
         series = series * rest + np.float32(8.3334519073e-3)
