@@ -30,7 +30,9 @@ from cloudsched.datasets.shard import MakePolicy
 from cloudsched.envs.scenario import Scenario
 from cloudsched.models.constrained import ConstrainedConfig
 from cloudsched.models.constrained_learner import ConstrainedLearner
+from cloudsched.models.memory import keep_freed_memory
 from cloudsched.models.networks import NetworkConfig
+from cloudsched.models.prepared import cut
 from cloudsched.rl.offline import build_model, iter_batches, reader
 
 # d3rlpy and what it imports, apart from what this project brings itself.
@@ -81,6 +83,7 @@ def run(
         those of `in_memory` and of `d3rlpy` (None with a reason in `absent` where it cannot run).
     """
     torch.set_num_threads(config.num_threads)
+    keep_freed_memory()
     absent: dict[str, str] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "data"
@@ -174,7 +177,7 @@ def _fed_by_ray_data(
 
     def endless() -> Generator[dict[str, Tensor]]:
         while True:
-            yield from iter_batches(dataset, config.batch_size, 0, "cpu")
+            yield from iter_batches(dataset, learner.module.prepare, config.batch_size, 0, "cpu")
 
     batches = endless()
     # Threads of Ray Data that outlive Ray take the process down with them.
@@ -190,13 +193,14 @@ def _fed_from_memory(
     columns = {
         name: torch.from_numpy(values) for name, values in _memory(config, folder, manifest).items()
     }
-    count = len(columns["action"])
+    prepared = learner.module.prepare(columns)
 
-    def step() -> None:
-        rows = torch.randint(count, (config.batch_size,))
-        learner.step({name: values.index_select(0, rows) for name, values in columns.items()})
+    def endless() -> Generator[dict[str, Tensor]]:
+        while True:
+            yield from cut(prepared, torch.randperm(len(columns["action"])), config.batch_size)
 
-    return step
+    batches = endless()
+    return lambda: _discard(learner.step(next(batches)))
 
 
 def _memory(

@@ -33,13 +33,15 @@ NEXT = "next_"
 COLUMNS = (
     *OBSERVATION,
     *(NEXT + name for name in OBSERVATION),
+    "next_number",
     "action",
     "behaviour_probability",
     "reward",
     "cost",
     "discount",
 )
-"""Columns of a batch of transitions; `reward` and `cost` are discounted sums over its ticks."""
+"""Columns of a batch of transitions; `reward` and `cost` are discounted sums over its ticks. Where
+`next_number` is the same, so is all that is next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,7 @@ class TransitionReader:
         batch = {part: rows[part][chosen] for part in OBSERVATION}
         # Where nothing follows, the row itself stands in; its discount is zero.
         batch |= {NEXT + part: rows[part][following] for part in OBSERVATION}
+        batch["next_number"] = following + (_number(name) * 2**16 + group) * 2**32
         batch["action"] = rows["action"][chosen].astype(np.int64)
         batch["behaviour_probability"] = rows["behaviour_probability"][chosen]
         batch["reward"] = transitions.reward[chosen]

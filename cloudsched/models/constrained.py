@@ -27,29 +27,26 @@ import torch
 from torch import Tensor, nn
 
 from cloudsched.config import Settings
+from cloudsched.models.constrained_gradient import compiled_loss, compiled_next_actions
 from cloudsched.models.constrained_loss import (
-    NUM_KINDS,
     ConstrainedLoss,
-    constrained_target,
-    cost_pessimism,
-    decisions,
-    kind_weights,
-    kinds_of,
-    sums_by_kind,
+    Scales,
+    constrained_loss,
+    next_actions,
 )
-from cloudsched.models.heads import POLICY, PRIOR, HeadNetwork, Heads, build_heads
+from cloudsched.models.head_networks import FIXED, HeadNetwork, build_heads
+from cloudsched.models.heads import POLICY, PRIOR
+from cloudsched.models.kinds import NUM_KINDS, kind_weights
 from cloudsched.models.lagrange import LagrangeConfig
-from cloudsched.models.masking import log_prob, log_probs
 from cloudsched.models.networks import NetworkConfig, Observation, ObservationSizes
+from cloudsched.models.one_piece import Weights
 from cloudsched.models.precision import DEFAULT_PRECISION, check_precision
-from cloudsched.models.strain import apart, in_one, shortfall, strained_rows
+from cloudsched.models.prepared import EXOGENOUS, KIND, NEXT, NEXT_ACTION, SEEN, cut, prepare
+from cloudsched.models.strain import SHARES
 
-NEXT, NEXT_ACTION = "next_", "next_action"
-OBSERVATION = ("servers", "jobs", "context", "action_mask")
 POWER_SCALE = 0.1  # of full power; brings values of reward to order one
 RATE_SCALE = 0.05  # of jobs; brings values of cost to order one
 LUCK_WIDTH = 64
-ADVANTAGE_WEIGHT = 0.1
 NOISE_RATE = 0.02  # of the running means of squared targets and of shares
 
 
@@ -105,6 +102,7 @@ class ConstrainedModel(nn.Module):
     """Everything with weights: heads, their slow copy, and the predictor of luck."""
 
     scale_2: Tensor
+    strained_4: Tensor
     noise_4: Tensor
     share_4: Tensor
     heard: Tensor
@@ -123,6 +121,7 @@ class ConstrainedModel(nn.Module):
             nn.Linear(LUCK_WIDTH, 2),
         )
         self.register_buffer("scale_2", torch.tensor([POWER_SCALE, RATE_SCALE]))
+        self.register_buffer("strained_4", torch.tensor(SHARES), persistent=False)
         # How loud the targets of luck (2) and of advantages (2) are, and how common each kind of
         # action is: running means, and their weight.
         self.register_buffer("noise_4", torch.zeros(4))
@@ -132,86 +131,32 @@ class ConstrainedModel(nn.Module):
     def forward(
         self, batch: Mapping[str, Tensor], price: Tensor, config: ConstrainedConfig
     ) -> ConstrainedLoss:
-        """Return the loss of a batch of transitions (`cloudsched.datasets.transitions`)."""
-        mask_BA, action_B = batch["action_mask"], batch["action"]
-        observation = {name: batch[name] for name in OBSERVATION}
-        following = {name: batch[NEXT + name] for name in OBSERVATION}
-        # Weighed with their own probability, random decisions do not count as what anyone meant.
-        meant_B = batch["behaviour_probability"]
-        own_kind_B = kinds_of(action_B, observation)
-        strained = strained_rows(observation, following["jobs"], own_kind_B, meant_B > 0.5)
-        together = self._heads(self.heads, in_one(observation, *strained), config)
-        heads, *strained_heads = apart(together, observation, *strained)
+        """Return the loss of a batch of transitions, prepared (`prepare`) or not."""
+        if KIND not in batch:
+            prepared = self.prepare(batch)
+            count = len(batch["action"])
+            batch = next(cut(prepared, torch.arange(count, device=price.device), count))
+        scales = self._scales(price, config)
+        is_compiled = price.device.type == "cpu"
         with torch.no_grad():
+            following = {
+                name: batch[NEXT + name] for name in (*SEEN, FIXED) if NEXT + name in batch
+            }
             if NEXT_ACTION in batch:  # a given policy is evaluated
-                next_action_B = batch[NEXT_ACTION]
+                next_action_U = batch[NEXT_ACTION]
             else:
-                online = self._heads(self.heads, following, config)
-                next_action_B = decisions(_score(online, price, config, following), following)
-            reward_B2 = torch.stack([batch["reward"], batch["cost"]], dim=1)
-            next_B2 = self._values(self.target, following, next_action_B, config)
-            target_B2 = constrained_target(
-                reward_B2=reward_B2, discount_B=batch["discount"], next_B2=next_B2
-            )
-        value_error_B2 = (heads.value_B2 - target_B2) / self.scale_2
-        value_2 = nn.functional.smooth_l1_loss(
-            value_error_B2, torch.zeros_like(value_error_B2), reduction="none"
-        ).mean(dim=0)
-        surprise_B2 = -value_error_B2.detach()
-        exogenous = torch.cat([batch["context"], following["context"][:, self._arrivals]], dim=1)
-        luck_B2 = self.luck(exogenous)
-        luck_2 = (luck_B2 - surprise_B2).square().mean(dim=0)
-        taken_B1 = action_B.unsqueeze(1)
-        own_B2 = torch.cat(
-            [heads.reward_BA.gather(1, taken_B1), heads.cost_BA.gather(1, taken_B1)], dim=1
-        )
-        left_B2 = surprise_B2 - luck_B2.detach()
-        advantage_2 = (own_B2 / self.scale_2 - left_B2).square().mean(dim=0)
-        # Each in units of its own noise, or the loudest term would own the shared layers.
-        has_heard, heard = self.heard > 0.0, self.heard.clamp(min=1e-8)
-        unit_4 = torch.where(has_heard, self.noise_4 / heard, torch.ones_like(self.noise_4))
-        unit_4 = unit_4.clamp(min=1e-6)
-        weight_4 = torch.where(
-            has_heard, kind_weights(self.share_4 / heard), torch.ones_like(self.share_4)
-        )
-        share_4 = torch.zeros_like(self.share_4).index_add(0, own_kind_B, meant_B) / meant_B.sum()
-        own_log_prob_B = log_prob(log_probs(heads.prior_BA), action_B)
-        prior = -(meant_B * weight_4[own_kind_B] * own_log_prob_B).mean()
-        with torch.no_grad():
-            wanted_BA = torch.softmax(_score(heads, price, config, observation), dim=1)
-            weight_B = sums_by_kind(wanted_BA, observation) @ weight_4
-        policy = -(weight_B * (wanted_BA * log_probs(heads.policy_BA)).sum(dim=1)).mean()
-        strain = shortfall(strained, strained_heads, weight_4) / len(action_B)
-        gap = cost_pessimism(heads.cost_BA, mask_BA, action_B, config.nat)
-        # In the units of the squared error beside it: a shift of `pessimism` nats where the policy
-        # takes an action twice as often as the data does.
-        curvature = 2.0 * (config.nat / RATE_SCALE) ** 2 / unit_4[3]
-        total = (
-            prior
-            + policy
-            + strain
-            + value_2.sum()
-            + (luck_2 / unit_4[:2]).sum()
-            # Mostly noise, which must not drown what the prior teaches the shared layers; the
-            # heads themselves learn as fast, whatever the weight: Adam sees to that.
-            + ADVANTAGE_WEIGHT
-            * ((advantage_2 / unit_4[2:]).sum() + config.pessimism * curvature * gap)
-        )
-        return ConstrainedLoss(
-            total=total,
-            prior=prior.detach(),
-            policy=policy.detach(),
-            value_reward=value_2[0].detach(),
-            value_cost=value_2[1].detach(),
-            advantage_reward=advantage_2[0].detach(),
-            advantage_cost=advantage_2[1].detach(),
-            luck=(luck_2 / unit_4[:2]).mean().detach(),
-            pessimism=gap.detach(),
-            estimated_excess=-next_B2[:, 0].mean(),
-            estimated_cost=next_B2[:, 1].mean(),
-            noise_4=torch.cat([surprise_B2.square().mean(dim=0), left_B2.square().mean(dim=0)]),
-            share_4=share_4,
-        )
+                choose = compiled_next_actions if is_compiled else next_actions
+                next_action_U = choose(self.heads.advice(following), batch, scales)
+            next_U2 = self._values(self.target, following, next_action_U, config)
+        loss = compiled_loss if is_compiled else constrained_loss
+        return loss(self.heads(batch), self.luck(batch[EXOGENOUS]), next_U2, batch, scales)
+
+    def prepare(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return transitions (`cloudsched.datasets.transitions`) as `forward` takes them in.
+
+        It depends on no weights.
+        """
+        return prepare(columns, self.heads, self._arrivals)
 
     def hear(self, noise_4: Tensor, share_4: Tensor) -> None:
         """Take in how loud a batch's targets were and how common each kind of action.
@@ -234,12 +179,11 @@ class ConstrainedModel(nn.Module):
         for network in (self.heads, self.target):
             network.start_at(means_2)
 
-    def update_target(self, rate: float) -> None:
-        """Move the slow copy towards the online heads."""
-        with torch.no_grad():
-            online: list[Tensor] = list(self.heads.parameters())
-            slow: list[Tensor] = list(self.target.parameters())
-            torch._foreach_lerp_(slow, online, rate)
+    def in_one_piece(self) -> Weights:
+        """Move all weights into one tensor, and those of the slow copy into another."""
+        alone = list(self.luck.parameters())
+        online, slow = _fast_last(self.heads), _fast_last(self.target)
+        return Weights.of(alone, online, slow, num_fast=len(self.heads.fast_parameters()))
 
     def policy_weights(self) -> dict[str, Tensor]:
         """Return the weights of an ordinary network that decides as the learned policy does."""
@@ -259,24 +203,28 @@ class ConstrainedModel(nn.Module):
         value_B2, gain_B2 = network.taken(observation, action_B)
         return (value_B2 + gain_B2 * (1.0 - config.gamma)) * self.scale_2
 
-    def _heads(
-        self, network: nn.Module, observation: Mapping[str, Tensor], config: ConstrainedConfig
-    ) -> Heads:
-        """Return what a network says, on the scale of values; its outputs are of order one."""
-        raw = network(observation)
-        unit = 1.0 - config.gamma  # of advantages: what one tick can change
-        return Heads(
-            prior_BA=raw.prior_BA,
-            reward_BA=raw.reward_BA * (POWER_SCALE * unit),
-            cost_BA=raw.cost_BA * (RATE_SCALE * unit),
-            policy_BA=raw.policy_BA,
-            value_B2=raw.value_B2 * self.scale_2,
+    def _scales(self, price: Tensor, config: ConstrainedConfig) -> Scales:
+        unit_4, weight_4 = torch.ones_like(self.noise_4), torch.ones_like(self.share_4)
+        heard = float(self.heard)
+        if heard > 0.0:
+            unit_4 = (self.noise_4 / heard).clamp(min=1e-6)
+            weight_4 = kind_weights(self.share_4 / heard)
+        advantage = 1.0 - config.gamma  # what one tick can change
+        nat = advantage / config.nat
+        return Scales(
+            value_2=self.scale_2,
+            advantage=advantage,
+            nats_2=(POWER_SCALE * nat, RATE_SCALE * nat),
+            price=float(price),
+            reach=config.reach,
+            pessimism=config.pessimism,
+            unit_4=unit_4,
+            kind_4=weight_4,
+            strained_4=self.strained_4,
         )
 
 
-def _score(
-    heads: Heads, price: Tensor, config: ConstrainedConfig, observation: Mapping[str, Tensor]
-) -> Tensor:
-    return heads.score(
-        price=price, temperature=config.nat, reach=config.reach, observation=observation
-    )
+def _fast_last(network: HeadNetwork) -> list[nn.Parameter]:
+    fast = network.fast_parameters()
+    is_fast = {id(p) for p in fast}
+    return [*(p for p in network.parameters() if id(p) not in is_fast), *fast]

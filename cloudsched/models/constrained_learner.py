@@ -40,15 +40,11 @@ class ConstrainedLearner:
         self._config = config
         device = module.scale_2.device
         take_products_in(products_dtype(config.precision, device), module)
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        is_fast = {id(p) for p in module.heads.fast_parameters()}
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in self._parameters if id(p) not in is_fast]},
-            {
-                "params": [p for p in self._parameters if id(p) in is_fast],
-                "lr": FAST * config.learning_rate,
-            },
-        ]
+        self._weights = module.in_one_piece()
+        ordinary, fast = self._weights.groups()
+        groups: list[dict[str, Any]] = [{"params": [ordinary]}]
+        if len(fast):
+            groups.append({"params": [fast], "lr": FAST * config.learning_rate})
         self._optimizer = torch.optim.Adam(groups, lr=config.learning_rate, eps=1e-6, fused=True)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer,
@@ -65,14 +61,14 @@ class ConstrainedLearner:
         Args:
             mean_of_workers: maps a tensor of this worker to its mean over all; None if alone.
         """
-        price = batch["reward"].new_tensor(self.multiplier.price)
+        price = self.module.scale_2.new_tensor(self.multiplier.price)
         loss: ConstrainedLoss = self._model(batch, price, self._config)
-        self._optimizer.zero_grad(set_to_none=True)
+        self._weights.gradient.zero_()
         loss.total.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip, foreach=True)
+        self._weights.clip_gradient(self._config.gradient_clip)
         self._optimizer.step()
         self._schedule.step()
-        self.module.update_target(self._config.target_rate)
+        self._weights.update_slow(self._config.target_rate)
         shared_9 = torch.cat([loss.noise_4, loss.share_4, loss.estimated_cost.view(1)])
         if mean_of_workers is not None:
             shared_9 = mean_of_workers(shared_9)

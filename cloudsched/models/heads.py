@@ -1,32 +1,20 @@
-"""Networks of offline learning: a prior, two values of each action and a policy, in one pass.
+"""What networks of offline learning say: a prior, two values of each action and a policy.
 
-What they return for B observations is a `Heads`. The logits of the prior are those of a policy that
-imitates the data. Advantages say how much better or worse an action is than what the data would do,
-in power (reward) and in SLA violations (cost); values are those of doing as the data for one
-decision and following the learned policy afterwards. The policy imitates the best of what is near
-the prior (`Heads.score`).
-
-All heads are linear in the last layers, so each is one ordinary network: `single` returns its
-weights, and a bundle needs nothing new.
+The logits of the prior are those of a policy that imitates the data. Advantages say how much better
+or worse an action is than what the data would do, in power (reward) and in SLA violations (cost);
+values are those of doing as the data for one decision and following the learned policy afterwards.
+The policy imitates the best of what is near the prior (`better_logits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cloudsched.models.masking import mask_logits
-from cloudsched.models.networks import (
-    FlatNetwork,
-    NetworkConfig,
-    Observation,
-    ObservationSizes,
-    SetNetwork,
-)
-from cloudsched.models.precision import Linear, Output
 
 PRIOR, REWARD, COST, POLICY = range(4)
 NUM_HEADS = 4
@@ -35,260 +23,74 @@ NUM_HEADS = 4
 class Heads(NamedTuple):
     """What the network says of B observations; advantages of illegal actions mean nothing."""
 
-    prior_BA: Tensor  # masked logits
-    reward_BA: Tensor
-    cost_BA: Tensor
-    policy_BA: Tensor  # masked logits
+    outputs_BHA: Tensor  # prior, reward, cost and policy
+    mask_BA: Tensor
     value_B2: Tensor  # of reward and of cost
 
-    def score(
-        self, *, price: float | Tensor, temperature: float, reach: float, observation: Observation
-    ) -> Tensor:
-        """Return (B, A) masked logits of a better policy that keeps to what the data supports.
+    @property
+    def prior_BA(self) -> Tensor:
+        """Masked logits."""
+        return mask_logits(self.outputs_BHA[:, PRIOR], self.mask_BA)
 
-        Near the prior it maximises reward - price * cost - temperature * KL(policy || prior). No
-        action gains or loses more than `reach` nats: what is hopeless under the prior stays so,
-        however good it looks to heads that never saw what comes of it.
+    @property
+    def reward_BA(self) -> Tensor:
+        """Advantages in reward."""
+        return self.outputs_BHA[:, REWARD]
 
-        Which job goes where and which server wakes is free within that, but only sleeping may gain
-        on other kinds of action, and only where no job can be placed; placing, waking and waiting
-        keep their odds against each other. Whoever holds jobs back or wakes too late pays for it
-        long afterwards, in states that the data lacks. Whoever sleeps too early is soon corrected
-        by waking, but not whoever spends the decisions of a tick on sleeping while jobs wait.
-        """
-        gain_BA = (self.reward_BA - price * self.cost_BA) / (temperature * reach)
-        gain_BA = reach * gain_BA.tanh()
-        num_pairs = observation["jobs"].shape[1] * observation["servers"].shape[1]
-        parts = [num_pairs, gain_BA.shape[1] - 1 - num_pairs, 1]
-        place_BP, toggle_BN, wait_B1 = torch.split(gain_BA, parts, dim=1)
-        prior_BP, prior_BN, _ = torch.split(self.prior_BA, parts, dim=1)
-        place_BP = place_BP - _growth(prior_BP, place_BP)
-        if parts[1]:
-            is_asleep_BN = is_asleep(observation)
-            can_place_B1 = (observation["action_mask"][:, :num_pairs] != 0).any(1, keepdim=True)
-            toggle_BN = toggle_BN.masked_fill(can_place_B1 & ~is_asleep_BN, 0.0)
-            wake_BN = prior_BN.masked_fill(~is_asleep_BN, torch.finfo(prior_BN.dtype).min)
-            toggle_BN = torch.where(
-                is_asleep_BN, toggle_BN - _growth(wake_BN, toggle_BN), toggle_BN
-            )
-        return self.prior_BA + torch.cat([place_BP, toggle_BN, torch.zeros_like(wait_B1)], dim=1)
+    @property
+    def cost_BA(self) -> Tensor:
+        """Advantages in cost."""
+        return self.outputs_BHA[:, COST]
+
+    @property
+    def policy_BA(self) -> Tensor:
+        """Masked logits."""
+        return mask_logits(self.outputs_BHA[:, POLICY], self.mask_BA)
 
 
-def is_asleep(observation: Observation) -> Tensor:
-    """Return (B, N) which servers sleep."""
-    servers_BNF = observation["servers"]
-    num_resources = (servers_BNF.shape[2] - 12) // 2
-    return servers_BNF[:, :, 2 * num_resources + 5] != 0.0
+def better_logits(
+    outputs_BHA: Tensor,
+    mask_BA: Tensor,
+    is_asleep_BT: Tensor,
+    *,
+    price: float | Tensor,
+    nats_2: Sequence[float],
+    reach: float,
+) -> Tensor:
+    """Return (B, A) masked logits of a better policy that keeps to what the data supports.
+
+    Near the prior it maximises reward - price * cost - KL(policy || prior), in nats. No action
+    gains or loses more than `reach` of them: what is hopeless under the prior stays so, however
+    good it looks to heads that never saw what comes of it.
+
+    Which job goes where and which server wakes is free within that, but only sleeping may gain on
+    other kinds of action, and only where no job can be placed; placing, waking and waiting keep
+    their odds against each other. Whoever holds jobs back or wakes too late pays for it long
+    afterwards, in states that the data lacks. Whoever sleeps too early is soon corrected by waking,
+    but not whoever spends the decisions of a tick on sleeping while jobs wait.
+
+    Args:
+        outputs_BHA: as in `Heads`; the policy is not read.
+        is_asleep_BT: see `cloudsched.models.kinds`.
+        nats_2: what one of reward and of cost is worth.
+    """
+    reward_BA, cost_BA = outputs_BHA[:, REWARD], outputs_BHA[:, COST]
+    gain_BA = (nats_2[0] * reward_BA - price * nats_2[1] * cost_BA) / reach
+    gain_BA = reach * gain_BA.tanh()
+    num_toggles = is_asleep_BT.shape[1]
+    parts = [gain_BA.shape[1] - 1 - num_toggles, num_toggles, 1]
+    place_BP, toggle_BT, wait_B1 = torch.split(gain_BA, parts, dim=1)
+    prior_BA = mask_logits(outputs_BHA[:, PRIOR], mask_BA)
+    prior_BP, prior_BT, _ = torch.split(prior_BA, parts, dim=1)
+    place_BP = place_BP - _growth(prior_BP, place_BP)
+    if num_toggles:
+        can_place_B1 = (mask_BA[:, : parts[0]] != 0).any(1, keepdim=True)
+        toggle_BT = toggle_BT.masked_fill(can_place_B1 & ~is_asleep_BT, 0.0)
+        growth_B1 = _growth(mask_logits(prior_BT, is_asleep_BT), toggle_BT)
+        toggle_BT = torch.where(is_asleep_BT, toggle_BT - growth_B1, toggle_BT)
+    return prior_BA + torch.cat([place_BP, toggle_BT, torch.zeros_like(wait_B1)], dim=1)
 
 
 def _growth(logits_BG: Tensor, gain_BG: Tensor) -> Tensor:
     """Return (B, 1) how much likelier some actions become together, in nats; gains are few."""
     return (torch.softmax(logits_BG, dim=1) * gain_BG.exp()).sum(dim=1, keepdim=True).log()
-
-
-class SetHeads(SetNetwork):
-    """`SetNetwork` with four outputs instead of one at each of its last layers."""
-
-    context_layer = Linear
-
-    def __init__(self, sizes: ObservationSizes, config: NetworkConfig) -> None:
-        super().__init__(sizes, config)
-        prior = {name: getattr(self, name) for name in ("pair_out", "kind_out", "server_out")}
-        self._pair_width = config.pair_width
-        self.pair_out = nn.Linear(config.pair_width, NUM_HEADS)
-        self.kind_out = nn.Linear(config.context_width, 4 * NUM_HEADS)
-        self.server_out = nn.Linear(config.width, config.pair_width + 2 * NUM_HEADS)
-        last = self.critic[-1]
-        assert isinstance(last, nn.Linear)
-        self.critic[-1] = Output(last.in_features, 2)
-        with torch.no_grad():
-            for layer in (self.pair_out, self.kind_out, self.critic[-1]):
-                assert isinstance(layer, nn.Linear)
-                layer.weight.zero_()
-                layer.bias.zero_()
-            self.server_out.weight[config.pair_width :].zero_()
-            self.server_out.bias[config.pair_width :].zero_()
-            for head in (PRIOR, POLICY):
-                self.kind_out.bias[4 * head : 4 * head + 4] = prior["kind_out"].bias
-
-    def forward(self, observation: Observation) -> Heads:  # type: ignore[override]
-        """Return all heads."""
-        servers_BNF, jobs_BKF = observation["servers"], observation["jobs"]
-        context_BF, mask_BA = observation["context"], observation["action_mask"]
-        batch, num_servers, num_jobs = len(mask_BA), servers_BNF.shape[1], jobs_BKF.shape[1]
-        num_pairs = num_servers * num_jobs
-        to_server, to_job = self.context_in(context_BF).unsqueeze(1).chunk(2, dim=-1)
-        server_BNW = torch.relu_(self.server_in(servers_BNF) + to_server)
-        is_present_BK1 = jobs_BKF[:, :, -1:]
-        job_BKW = torch.relu_(self.job_in(jobs_BKF) + to_job) * is_present_BK1
-        pooled = torch.cat(
-            [
-                context_BF,
-                server_BNW.mean(dim=1),
-                job_BKW.sum(dim=1) / is_present_BK1.sum(dim=1).clamp(min=1.0),
-                job_BKW.amax(dim=1),
-            ],
-            dim=1,
-        )
-        cluster_BC = self.actor_context(pooled).float()
-        hidden_BNW = torch.relu_(
-            self.server_hidden(server_BNW) + self.context_to_server(cluster_BC).unsqueeze(1)
-        )
-        kind_BH4 = self.kind_out(cluster_BC).unflatten(1, (NUM_HEADS, 4))
-        pair_BNP, toggle = self.server_out(hidden_BNW).tensor_split([self._pair_width], dim=2)
-
-        is_legal = mask_BA[:, :num_pairs] != 0
-        batch_M, action_M = is_legal.nonzero(as_tuple=True)
-        hidden_MP = self.pair_hidden(
-            observation, pair_BNP, self.pair_job(job_BKW), batch_M, action_M
-        )
-        score_MH = self.pair_out(hidden_MP) + kind_BH4[:, :, 0].index_select(0, batch_M)
-        pairs_BAH = score_MH.new_zeros(batch, num_pairs, NUM_HEADS)
-        pairs_BAH = pairs_BAH.index_put((batch_M, action_M), score_MH)
-        parts = [pairs_BAH.transpose(1, 2)]
-        is_asleep_BN = is_asleep(observation)
-        if mask_BA.shape[1] > num_pairs + 1:
-            toggle_BHN2 = toggle.unflatten(2, (NUM_HEADS, 2)).transpose(1, 2)
-            toggle_BHN2 = toggle_BHN2 + kind_BH4[:, :, None, 1:3]
-            parts.append(torch.where(is_asleep_BN.unsqueeze(1), *toggle_BHN2.unbind(dim=3)))
-        parts.append(kind_BH4[:, :, 3:])
-        prior_BA, reward_BA, cost_BA, policy_BA = torch.cat(parts, dim=2).unbind(dim=1)
-        if self.is_balanced:
-            log_counts_BA = _log_counts(mask_BA, is_legal, is_asleep_BN)
-            prior_BA, policy_BA = prior_BA - log_counts_BA, policy_BA - log_counts_BA
-        return Heads(
-            prior_BA=mask_logits(prior_BA, mask_BA),
-            reward_BA=reward_BA,
-            cost_BA=cost_BA,
-            policy_BA=mask_logits(policy_BA, mask_BA),
-            value_B2=self.critic(pooled),
-        )
-
-    def taken(self, observation: Observation, action_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (B, 2) the values, and (B, 2) the advantages of one action each."""
-        heads = self(observation)
-        taken_B1 = action_B.unsqueeze(1)
-        gain = [heads.reward_BA.gather(1, taken_B1), heads.cost_BA.gather(1, taken_B1)]
-        return heads.value_B2, torch.cat(gain, dim=1)
-
-    def start_at(self, values_2: Tensor) -> None:
-        """Make these the values of everything."""
-        last = self.critic[-1]
-        assert isinstance(last, nn.Linear)
-        with torch.no_grad():
-            last.bias.copy_(values_2)
-
-    def fast_parameters(self) -> list[Tensor]:
-        """Return what has to grow large: placements differ by little in what they leave over."""
-        layers = (self.pair_features, self.pair_job, self.pair_out)
-        return [p for layer in layers for p in layer.parameters()]
-
-    def single(self, head: int) -> dict[str, Tensor]:
-        """Return the weights of a `SetNetwork` whose logits are those of one head."""
-        state = dict(self.state_dict())
-        width = self._pair_width
-        for end in ("weight", "bias"):
-            state[f"pair_out.{end}"] = state[f"pair_out.{end}"][head : head + 1]
-            state[f"kind_out.{end}"] = state[f"kind_out.{end}"][4 * head : 4 * head + 4]
-            server = state[f"server_out.{end}"]
-            toggles = server[width + 2 * head : width + 2 * head + 2]
-            state[f"server_out.{end}"] = torch.cat([server[:width], toggles])
-            last = f"critic.{len(self.critic) - 1}.{end}"
-            state[last] = state[last][:1]
-        return state
-
-
-class FlatHeads(nn.Module):
-    """`FlatNetwork` with all heads and both values on one body."""
-
-    def __init__(self, sizes: ObservationSizes, config: NetworkConfig) -> None:
-        super().__init__()
-        self._num_actions = sizes.num_actions
-        actor: nn.Sequential = FlatNetwork(sizes, config).actor
-        self.body = nn.Sequential(*list(actor)[:-1])
-        # Advantages are told apart however rough the product is; values are not.
-        self.out = Linear(config.flat_width, NUM_HEADS * sizes.num_actions)
-        self.value = Output(config.flat_width, 2)
-        for layer in (self.out, self.value):
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
-
-    def forward(self, observation: Observation) -> Heads:
-        """Return all heads."""
-        body_BW = self._body(observation)
-        heads_BHA = self.out(body_BW).float().unflatten(1, (NUM_HEADS, self._num_actions))
-        prior, reward_BA, cost_BA, policy = heads_BHA.unbind(dim=1)
-        mask_BA = observation["action_mask"]
-        return Heads(
-            prior_BA=mask_logits(prior, mask_BA),
-            reward_BA=reward_BA,
-            cost_BA=cost_BA,
-            policy_BA=mask_logits(policy, mask_BA),
-            value_B2=self.value(body_BW),
-        )
-
-    def taken(self, observation: Observation, action_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (B, 2) the values, and (B, 2) the advantages of one action each.
-
-        It takes as many products as there are rows, not those of all actions.
-        """
-        body_BW = self._body(observation)
-        dtype, gains = body_BW.dtype, []
-        for head in (REWARD, COST):
-            row_B = head * self._num_actions + action_B
-            weight_BW = self.out.weight.to(dtype).index_select(0, row_B)
-            bias_B = self.out.bias.index_select(0, row_B)
-            gains.append((body_BW * weight_BW).sum(dim=1, dtype=torch.float32) + bias_B)
-        return self.value(body_BW), torch.stack(gains, dim=1)
-
-    def _body(self, observation: Observation) -> Tensor:
-        servers, jobs = observation["servers"], observation["jobs"]
-        row_BF = torch.cat([servers.flatten(1), jobs.flatten(1), observation["context"]], dim=1)
-        body_BW: Tensor = self.body(row_BF)
-        return body_BW
-
-    def start_at(self, values_2: Tensor) -> None:
-        """Make these the values of everything."""
-        with torch.no_grad():
-            self.value.bias.copy_(values_2)
-
-    def fast_parameters(self) -> list[Tensor]:
-        """Return none: all of a perceptron's layers learn alike."""
-        return []
-
-    def single(self, head: int) -> dict[str, Tensor]:
-        """Return the weights of a `FlatNetwork` whose logits are those of one head."""
-        state = {
-            f"{net}.{name}": tensor
-            for net in ("actor", "critic")
-            for name, tensor in self.body.state_dict().items()
-        }
-        first = head * self._num_actions
-        for end in ("weight", "bias"):
-            rows = getattr(self.out, end).detach()
-            state[f"actor.{len(self.body)}.{end}"] = rows[first : first + self._num_actions]
-            state[f"critic.{len(self.body)}.{end}"] = getattr(self.value, end).detach()[:1]
-        return state
-
-
-HeadNetwork = SetHeads | FlatHeads
-
-HEAD_NETWORKS: Mapping[str, type[SetHeads] | type[FlatHeads]] = {"set": SetHeads, "flat": FlatHeads}
-
-
-def build_heads(sizes: ObservationSizes, config: NetworkConfig) -> HeadNetwork:
-    """Build a network with fresh weights."""
-    return HEAD_NETWORKS[config.kind](sizes, config)
-
-
-def _log_counts(mask_BA: Tensor, is_placement_BP: Tensor, is_asleep_BN: Tensor) -> Tensor:
-    """Return (B, A) the log of how many actions of each action's kind are legal."""
-    num_pairs = is_placement_BP.shape[1]
-    num_placements_B1 = is_placement_BP.sum(dim=1, keepdim=True)
-    parts = [num_placements_B1.expand(-1, num_pairs)]
-    if mask_BA.shape[1] > num_pairs + 1:
-        num_toggles_B1 = (mask_BA[:, num_pairs:-1] != 0).sum(dim=1, keepdim=True)
-        num_asleep_B1 = is_asleep_BN.sum(dim=1, keepdim=True)
-        parts.append(torch.where(is_asleep_BN, num_asleep_B1, num_toggles_B1 - num_asleep_B1))
-    parts.append(num_placements_B1.new_ones(len(mask_BA), 1))
-    return torch.cat(parts, dim=1).clamp(min=1).log()

@@ -33,6 +33,20 @@ def legal_scores(hidden_BH: Tensor, layer: nn.Linear, mask_BA: Tensor) -> Tensor
     return scores_BA
 
 
+def chosen_scores(hidden_BH: Tensor, layer: nn.Linear, chosen_BC: Tensor) -> Tensor:
+    """Return (B, C) a few outputs of a last layer for each row, in float32, without gradients."""
+    weight_OH, bias_O = layer.weight.detach(), layer.bias.detach()
+    hidden_BH = hidden_BH.detach().float().contiguous()
+    if hidden_BH.device.type != "cpu":
+        products_BC = (weight_OH[chosen_BC] @ hidden_BH.unsqueeze(2)).squeeze(2)
+        return products_BC + bias_O[chosen_BC]
+    scores_BC = torch.empty(chosen_BC.shape)
+    score_chosen(
+        hidden_BH.numpy(), weight_OH.numpy(), bias_O.numpy(), chosen_BC.numpy(), scores_BC.numpy()
+    )
+    return scores_BC
+
+
 class _LegalScores(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
@@ -131,3 +145,25 @@ def legal_gradients(
             for i in range(row.shape[0]):
                 out_row[i] += up * towards[i]
                 out_towards[i] += up * row[i]
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+def score_chosen(
+    hidden: Array, weight: Array, bias: Array, chosen: NDArray[np.int64], out_scores: Array
+) -> None:
+    """Write some outputs for each row.
+
+    Args:
+        hidden: (B, H).
+        weight: (A, H).
+        chosen: (B, C) which.
+        out_scores: (B, C) overwritten.
+    """
+    for b in range(chosen.shape[0]):
+        row = hidden[b]
+        for c in range(chosen.shape[1]):
+            towards = weight[chosen[b, c]]
+            score = np.float32(0.0)
+            for i in range(row.shape[0]):
+                score += row[i] * towards[i]
+            out_scores[b, c] = score + bias[chosen[b, c]]

@@ -112,7 +112,7 @@ class FlatNetwork(nn.Module):
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return masked logits (B, A) and values (B,); `condensed` observations will do."""
-        row_BF = observation[ROW] if ROW in observation else _row(observation)
+        row_BF = observation[ROW] if ROW in observation else joined(observation)
         *layers, last = self.actor
         hidden_BH = row_BF
         for layer in layers:
@@ -128,7 +128,7 @@ class FlatNetwork(nn.Module):
         """
         first = self.actor[0]
         assert isinstance(first, Linear)
-        row_BF = _row(observation).to(first.products)
+        row_BF = joined(observation).to(first.products)
         return {ROW: row_BF, "action_mask": observation["action_mask"]}
 
 
@@ -320,7 +320,7 @@ def build_network(sizes: ObservationSizes, config: NetworkConfig) -> nn.Module:
     return RuleCorrection(network, prior)
 
 
-def _row(observation: Observation) -> Tensor:
+def joined(observation: Observation) -> Tensor:
     """Return all features of a cluster in one row, (B, F)."""
     servers, jobs = observation["servers"], observation["jobs"]
     return torch.cat([servers.flatten(1), jobs.flatten(1), observation["context"]], dim=1)

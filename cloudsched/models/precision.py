@@ -61,8 +61,13 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the product in the type in which it was taken."""
-        bias = None if self.bias is None else self.bias.to(self.products)
-        return nn.functional.linear(input.to(self.products), self.weight.to(self.products), bias)
+        return self.first(input, self.out_features)
+
+    def first(self, input: Tensor, count: int) -> Tensor:
+        """Return the first outputs only."""
+        bias = None if self.bias is None else self.bias[:count].to(self.products)
+        weight = self.weight[:count].to(self.products)
+        return nn.functional.linear(input.to(self.products), weight, bias)
 
 
 class Output(nn.Linear):
@@ -93,6 +98,84 @@ class _LastProduct(torch.autograd.Function):
             rounded_BO @ weight_OI.to(input_BI.dtype),
             (rounded_BO.t() @ input_BI).float(),
             gradient_BO.sum(dim=0),
+        )
+
+
+def rectified(input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor, products: torch.dtype) -> Tensor:
+    """Return the positive part of a product that is taken in a type."""
+    if products == torch.bfloat16 and input_BI.device.type == "cpu":
+        found: Tensor = _Rectified.apply(input_BI.to(products), weight_OI, bias_O)  # type: ignore[no-untyped-call]
+        return found
+    product_BO = nn.functional.linear(
+        input_BI.to(products), weight_OI.to(products), bias_O.to(products)
+    )
+    return torch.relu_(product_BO)
+
+
+class _Rectified(torch.autograd.Function):
+    """Bias and rectifier as parts of the product, instead of two more passes over what it gives."""
+
+    @staticmethod
+    def forward(ctx: Any, input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:  # type: ignore[override]
+        weight_OI, bias_O = weight_OI.to(input_BI.dtype), bias_O.to(input_BI.dtype)
+        found_BO: Tensor = torch.ops.mkldnn._linear_pointwise(
+            input_BI, weight_OI, bias_O, "relu", [], ""
+        )
+        ctx.save_for_backward(input_BI, weight_OI, found_BO)
+        return found_BO
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BO: Tensor) -> Any:  # type: ignore[override]
+        input_BI, weight_OI, found_BO = ctx.saved_tensors
+        gradient_BO = torch.ops.aten.threshold_backward(gradient_BO, found_BO, 0.0)
+        return (
+            gradient_BO @ weight_OI if ctx.needs_input_grad[0] else None,
+            (gradient_BO.t() @ input_BI).float(),
+            gradient_BO.sum(dim=0, dtype=torch.float32),
+        )
+
+
+def heads_and_values(body_BW: Tensor, heads: Linear, values: Output) -> tuple[Tensor, Tensor]:
+    """Return what two last layers give, as `heads(body)` and `values(body)` would, in float32."""
+    found: tuple[Tensor, Tensor] = _LastLayers.apply(  # type: ignore[no-untyped-call]
+        body_BW, heads.weight, heads.bias, values.weight, values.bias
+    )
+    return found
+
+
+class _LastLayers(torch.autograd.Function):
+    """Two layers whose gradients are one product, as both are rounded alike."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        body_BW: Tensor,
+        heads_OW: Tensor,
+        heads_bias_O: Tensor,
+        values_VW: Tensor,
+        values_bias_V: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        both_PW = torch.cat([heads_OW.to(body_BW.dtype), values_VW.to(body_BW.dtype)])
+        ctx.save_for_backward(body_BW, both_PW)
+        heads_BO = nn.functional.linear(
+            body_BW, both_PW[: len(heads_OW)], heads_bias_O.to(body_BW.dtype)
+        )
+        return heads_BO.float(), nn.functional.linear(body_BW.float(), values_VW, values_bias_V)
+
+    @staticmethod
+    def backward(ctx: Any, heads_gradient_BO: Tensor, values_gradient_BV: Tensor) -> Any:  # type: ignore[override]
+        body_BW, both_PW = ctx.saved_tensors
+        count = heads_gradient_BO.shape[1]
+        rounded_BP = body_BW.new_empty(len(body_BW), len(both_PW))
+        rounded_BP[:, :count] = heads_gradient_BO
+        rounded_BP[:, count:] = values_gradient_BV
+        weights_PW = (rounded_BP.t() @ body_BW).float()
+        return (
+            rounded_BP @ both_PW,
+            weights_PW[:count],
+            heads_gradient_BO.sum(dim=0),
+            weights_PW[count:],
+            values_gradient_BV.sum(dim=0),
         )
 
 

@@ -11,28 +11,34 @@ with the servers that are awake full, some of them asleep, and a queue of jobs t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cloudsched.envs.observation import TIME_SCALE, columns
-from cloudsched.models.constrained_loss import PLACE, WAKE, kinds
-from cloudsched.models.heads import Heads
-from cloudsched.models.masking import log_total, mask_logits
+from cloudsched.models.kinds import PLACE, WAKE
 from cloudsched.models.networks import Observation
 
 NUM_COPIES = 4  # of each wake
 ONE_IN = 8  # placements has a copy
-ROWS = 128  # of what goes through the network at once, or a multiple
+SHARES = (float(ONE_IN), 1.0 / NUM_COPIES, 0.0, 0.0)  # what a row counts, by kind of action
 NUM_LENGTHS = 5  # of queues: as many jobs as are visible, or 4, 16, 64 or 256 times that
 ROOM = (0.0, 0.1, 0.3)  # what is left of the free capacity of a server that is awake
 AGE_TICKS = (0.0, 4.0, 20.0, 100.0)  # by how much longer the jobs have been waiting
 
 
+class Strained(NamedTuple):
+    """Observations that no log shows, what was meant in them, and the rows they were made from."""
+
+    observation: dict[str, Tensor]
+    kind_S: Tensor
+    source_S: Tensor
+
+
 def strained_rows(
     observation: Observation, later_jobs: Tensor, kind_B: Tensor, is_meant_B: Tensor
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+) -> Strained:
     """Return what was meant as wakes and as placements, under strain.
 
     Args:
@@ -42,30 +48,37 @@ def strained_rows(
     wakes, placements = (
         (is_meant_B & (kind_B == kind)).nonzero().squeeze(1) for kind in (WAKE, PLACE)
     )
-    return (
-        under_strain(_rows(observation, wakes), later_jobs.index_select(0, wakes)),
-        after_longer_waits(_rows(observation, placements)),
+    worse, wake_S = under_strain(_rows(observation, wakes), later_jobs.index_select(0, wakes))
+    later, placement_S = after_longer_waits(_rows(observation, placements))
+    kinds = [torch.full_like(wake_S, WAKE), torch.full_like(placement_S, PLACE)]
+    return Strained(
+        {name: torch.cat([worse[name], later[name]]) for name in worse},
+        torch.cat(kinds),
+        torch.cat([wakes[wake_S], placements[placement_S]]),
     )
 
 
-def after_longer_waits(placements: Observation) -> dict[str, Tensor]:
+def after_longer_waits(placements: Observation) -> tuple[dict[str, Tensor], Tensor]:
     """Return observations like those in which a job was placed, only that jobs waited longer.
 
     Where the window is full, the queue behind it is longer too. Placements are common, so that one
     in `ONE_IN` is enough.
+
+    Returns:
+        The observations, and the row that each was made from.
     """
-    is_chosen = _number(placements["context"]) % ONE_IN == 0
-    placements = {name: values[is_chosen] for name, values in placements.items()}
+    rows_S = (_number(placements["context"]) % ONE_IN == 0).nonzero().squeeze(1)
+    placements = _rows(placements, rows_S)
     number_S = _number(placements["context"]) // ONE_IN
     jobs = _aged(placements["jobs"], number_S)
     is_present = placements["jobs"][:, :, -1:]
     jobs = jobs * is_present
     awake_S = torch.ones_like(number_S)
     context = _longer_queue(placements["context"], jobs, placements["servers"], awake_S, number_S)
-    return {**placements, "jobs": jobs, "context": context}
+    return {**placements, "jobs": jobs, "context": context}, rows_S
 
 
-def under_strain(wakes: Observation, later_jobs: Tensor) -> dict[str, Tensor]:
+def under_strain(wakes: Observation, later_jobs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Return observations like those in which a server was woken, only worse.
 
     A wake has no copies if jobs could still be placed, or if no jobs are known that fit nowhere.
@@ -75,6 +88,9 @@ def under_strain(wakes: Observation, later_jobs: Tensor) -> dict[str, Tensor]:
     Args:
         wakes: S observations.
         later_jobs: (S, K, F) what is in the window some ticks later; fills up the queue.
+
+    Returns:
+        The observations, and the row that each was made from.
     """
     num_servers, num_jobs = wakes["servers"].shape[1], wakes["jobs"].shape[1]
     num_pairs = num_servers * num_jobs
@@ -102,44 +118,7 @@ def under_strain(wakes: Observation, later_jobs: Tensor) -> dict[str, Tensor]:
     mask[:, -1] = 1
     is_jammed_S = jobs[:, :, -1].any(dim=1)
     found = {"servers": servers, "jobs": jobs, "context": context, "action_mask": mask}
-    return {name: values[is_jammed_S] for name, values in found.items()}
-
-
-def in_one(*observations: Observation) -> dict[str, Tensor]:
-    """Return the rows of several observations, and some of the first once more.
-
-    Their number is a multiple of `ROWS`: matrix products are prepared anew for each size.
-    """
-    short = -sum(len(part["context"]) for part in observations) % ROWS
-    return {
-        name: torch.cat([*(part[name] for part in observations), observations[0][name][:short]])
-        for name in observations[0]
-    }
-
-
-def apart(heads: Heads, *observations: Observation) -> list[Heads]:
-    """Return the heads of each of the observations that were made one."""
-    sizes = [len(part["context"]) for part in observations]
-    sizes.append(len(heads.value_B2) - sum(sizes))
-    split = [torch.split(part, sizes) for part in heads]
-    return [Heads(*(parts[i] for parts in split)) for i in range(len(observations))]
-
-
-def shortfall(
-    strained: Sequence[Observation], strained_heads: Sequence[Heads], weight_4: Tensor
-) -> Tensor:
-    """Return by how many nats prior and policy miss what was meant under strain, summed.
-
-    Only the kind of action counts; which one it is, they learn from what was logged.
-    """
-    total = weight_4.new_zeros(())
-    shares = ((WAKE, 1.0 / NUM_COPIES), (PLACE, float(ONE_IN)))
-    for part, heads, (kind, share) in zip(strained, strained_heads, shares, strict=True):
-        is_wanted_SA = kinds(part) == kind
-        for logits_SA in (heads.prior_BA, heads.policy_BA):
-            missed_S1 = log_total(logits_SA) - log_total(mask_logits(logits_SA, is_wanted_SA))
-            total = total + share * weight_4[kind] * missed_S1.sum()
-    return total
+    return {name: values[is_jammed_S] for name, values in found.items()}, rows_S[is_jammed_S]
 
 
 def _worse_servers(servers: Tensor, number_S: Tensor) -> tuple[Tensor, Tensor]:

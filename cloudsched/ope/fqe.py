@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from cloudsched.config import Settings
 from cloudsched.datasets.schema import OBSERVATION
 from cloudsched.datasets.transitions import COLUMNS, NEXT, TransitionReader
-from cloudsched.models.constrained import NEXT_ACTION, ConstrainedConfig, ConstrainedModel
+from cloudsched.models.constrained import ConstrainedConfig, ConstrainedModel
 from cloudsched.models.constrained_learner import ConstrainedLearner
 from cloudsched.models.constrained_loss import loss_means
+from cloudsched.models.prepared import NEXT_ACTION
 from cloudsched.policy import Policy
 
 MIXED_PIECES = 4  # row groups that are shuffled together

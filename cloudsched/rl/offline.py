@@ -15,6 +15,7 @@ import ray.train
 import torch
 from numpy.typing import NDArray
 from ray.data import DataIterator, Dataset, ExecutionOptions
+from ray.data.collate_fn import DefaultCollateFn
 from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, get_device, prepare_model
 from torch import Tensor
@@ -28,7 +29,9 @@ from cloudsched.models.constrained import ConstrainedConfig, ConstrainedModel
 from cloudsched.models.constrained_learner import ConstrainedLearner
 from cloudsched.models.constrained_loss import loss_means
 from cloudsched.models.lagrange import LagrangeConfig
+from cloudsched.models.memory import keep_freed_memory
 from cloudsched.models.networks import NetworkConfig, ObservationSizes
+from cloudsched.models.prepared import cut
 from cloudsched.sim.fleet import build_fleet
 
 STATE, PROGRESS, RUN = "state.pt", "progress.jsonl", "ray"
@@ -36,6 +39,9 @@ SLAB = 16  # batches that are fetched and shuffled together
 
 Batches = Callable[[], Iterator[Mapping[str, Tensor]]]
 """Begins a pass over the data."""
+
+Prepare = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""Makes of transitions what a model takes in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +134,7 @@ def reader(
 def train_worker(settings: Mapping[str, Any]) -> None:
     """Learn as one of the workers of a Ray Train run."""
     quiet_ray_data()
+    keep_freed_memory()
     config = config_from_dict(settings["config"])
     run = OfflineRunConfig.from_dict(settings["run"])
     context = ray.train.get_context()
@@ -139,7 +146,7 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     size = config.batch_size // context.get_world_size()
 
     def batches() -> Iterator[Mapping[str, Tensor]]:
-        return iter_batches(shard, size, run.seed, device)
+        return iter_batches(shard, module.prepare, size, run.seed, device)
 
     position = Position()
     checkpoint = ray.train.get_checkpoint()
@@ -166,23 +173,46 @@ def train_worker(settings: Mapping[str, Any]) -> None:
 
 
 def iter_batches(
-    data: DataIterator | Dataset, size: int, seed: int, device: torch.device | str
+    data: DataIterator | Dataset,
+    prepare: Prepare,
+    size: int,
+    seed: int,
+    device: torch.device | str,
 ) -> Generator[dict[str, Tensor]]:
     """Yield the batches of a pass over the data, of `size` rows each; what is left over is dropped.
 
     They are cut from slabs of many batches, shuffled once more. Ray Data's work for a batch is the
     same whatever its size, and it holds the lock that the learner needs.
     """
-    generator = torch.Generator().manual_seed(seed)
     slabs = data.iter_torch_batches(
-        batch_size=SLAB * size, prefetch_batches=1, drop_last=False, device=device
+        batch_size=SLAB * size,
+        prefetch_batches=1,
+        drop_last=False,
+        device=device,
+        collate_fn=Cutter(prepare, size, seed),
     )
-    for slab in slabs:
-        count = len(slab["action"])
-        order = torch.randperm(count, generator=generator).to(device)
-        for first in range(0, count - size + 1, size):
-            rows = order[first : first + size]
-            yield {name: values.index_select(0, rows) for name, values in slab.items()}
+    for batches in slabs:
+        for batch in batches:
+            yield {name: values.to(device) for name, values in batch.items()}
+
+
+class Cutter(DefaultCollateFn):
+    """Prepares slabs and cuts them into batches, in Ray Data's thread, while the learner learns.
+
+    Slabs have to come one by one and in order, as they do with `prefetch_batches=1`.
+    """
+
+    def __init__(self, prepare: Prepare, size: int, seed: int) -> None:
+        super().__init__(combine_chunks=True, num_workers=0)
+        self._prepare = prepare
+        self._size = size
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, batch: pa.Table) -> list[dict[str, Tensor]]:
+        """Return the batches of a slab."""
+        columns = super().__call__(batch)
+        order = torch.randperm(len(columns["action"]), generator=self._generator)
+        return list(cut(self._prepare(columns), order, self._size))
 
 
 @dataclass

@@ -27,6 +27,7 @@ from cloudsched.evaluation import Episodes, Evaluation, first_seeds
 from cloudsched.models.constrained import ConstrainedConfig
 from cloudsched.models.constrained_learner import ConstrainedLearner
 from cloudsched.models.lagrange import LagrangeConfig
+from cloudsched.models.memory import keep_freed_memory
 from cloudsched.results import write_files
 from cloudsched.rl.offline import (
     OfflineRunConfig,
@@ -115,6 +116,7 @@ def tuner(trials: Sequence[CmdpTrial], folder: Path, *, max_concurrent: int) -> 
 def run_trial(config: Mapping[str, Any]) -> None:
     """Train, write the bundles, and measure them on the test seeds."""
     quiet_ray_data()
+    keep_freed_memory()
     trial = CmdpTrial(**config["trial"])
     folder, dataset = Path(trial.folder), Path(trial.dataset)
     learning = config_from_dict(trial.config)
@@ -126,7 +128,7 @@ def run_trial(config: Mapping[str, Any]) -> None:
     data = reader(dataset, manifest, learning, run.seed).dataset()
 
     def batches() -> Iterator[Mapping[str, Tensor]]:
-        return iter_batches(data, learning.batch_size, run.seed, "cpu")
+        return iter_batches(data, model.prepare, learning.batch_size, run.seed, "cpu")
 
     def report(metrics: dict[str, float], _state: dict[str, Any] | None) -> None:
         tune.report(metrics)

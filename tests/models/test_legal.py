@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cloudsched.models import legal
-from cloudsched.models.legal import legal_scores
+from cloudsched.models.legal import chosen_scores, legal_scores
 from cloudsched.models.masking import mask_logits
 
 
@@ -43,3 +43,11 @@ def test_with_many_legal_actions_all_are_scored(monkeypatch: pytest.MonkeyPatch)
     layer, hidden, mask = nn.Linear(8, 5), torch.randn(3, 8), torch.ones(3, 5, dtype=torch.int8)
     monkeypatch.setattr(legal, "_LegalScores", None)
     torch.testing.assert_close(legal_scores(hidden, layer, mask), layer(hidden))
+
+
+def test_a_few_chosen_scores_are_those_of_all() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(40, 23)
+    hidden, chosen = torch.randn(65, 40).bfloat16(), torch.randint(23, (65, 2))
+    expected = layer(hidden.float()).gather(1, chosen)
+    torch.testing.assert_close(chosen_scores(hidden, layer, chosen), expected.detach())

@@ -7,10 +7,11 @@ import torch
 from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.envs.observation import columns
 from cloudsched.heuristics.catalog import make_heuristic
-from cloudsched.models.constrained import OBSERVATION, ConstrainedConfig, ConstrainedModel
+from cloudsched.models.constrained import ConstrainedConfig, ConstrainedModel
 from cloudsched.models.constrained_learner import ConstrainedLearner
-from cloudsched.models.constrained_loss import WAKE, kinds
+from cloudsched.models.kinds import WAKE, kinds, toggled
 from cloudsched.models.networks import NetworkConfig, ObservationSizes
+from cloudsched.models.prepared import OBSERVATION
 from cloudsched.models.strain import NUM_COPIES, after_longer_waits, under_strain
 
 torch.set_num_threads(1)
@@ -34,13 +35,15 @@ def logged():
 
 def of_kind(logged, kind):
     _, rows = logged
-    own = kinds(rows).gather(1, rows["action"].unsqueeze(1)).squeeze(1)
+    every = kinds(toggled(rows), rows["action_mask"].shape[1])
+    own = every.gather(1, rows["action"].unsqueeze(1)).squeeze(1)
     return {name: values[own == kind] for name, values in rows.items()}
 
 
 def strained(logged):
     wakes = of_kind(logged, WAKE)
-    return wakes, under_strain({name: wakes[name] for name in OBSERVATION}, wakes["later"])
+    worse, _ = under_strain({name: wakes[name] for name in OBSERVATION}, wakes["later"])
+    return wakes, worse
 
 
 def test_most_wakes_have_copies_and_all_stay_within_the_range_of_features(logged):
@@ -92,7 +95,7 @@ def test_copies_depend_on_their_own_rows_alone(logged):
     wakes, whole = strained(logged)
     half = len(wakes["action"]) // 2
     parts = [
-        under_strain({name: wakes[name][rows] for name in OBSERVATION}, wakes["later"][rows])
+        under_strain({name: wakes[name][rows] for name in OBSERVATION}, wakes["later"][rows])[0]
         for rows in (slice(None, half), slice(half, None))
     ]
     for name in OBSERVATION:
@@ -103,7 +106,7 @@ def test_a_wake_while_jobs_can_be_placed_has_no_copies(logged):
     wakes = of_kind(logged, WAKE)
     mask = wakes["action_mask"].clone()
     mask[:, 0] = 1
-    worse = under_strain(
+    worse, _ = under_strain(
         {**{name: wakes[name] for name in OBSERVATION}, "action_mask": mask}, wakes["later"]
     )
     assert len(worse["jobs"]) == 0
@@ -113,7 +116,8 @@ def test_placements_keep_their_servers_and_mask_while_jobs_wait_longer(logged):
     config, _ = logged
     at = columns(config.num_resources)
     placements = {name: of_kind(logged, 0)[name] for name in OBSERVATION}
-    later = after_longer_waits(placements)
+    later, source = after_longer_waits(placements)
+    assert torch.equal(later["servers"], placements["servers"][source])
     assert 0 < len(later["jobs"]) < len(placements["jobs"])
     assert (later["action_mask"][:, :-1].sum(dim=1) > 0).all()
     is_empty = later["jobs"][:, :, -1] == 0.0
@@ -148,5 +152,5 @@ def test_a_policy_learned_from_logs_without_jams_wakes_a_server_in_one(logged):
     with torch.inference_mode():
         logits = model.heads(jams).policy_BA
     chance = torch.softmax(logits, dim=1)
-    wakes = (chance * (kinds(jams) == WAKE)).sum(dim=1)
+    wakes = (chance * (kinds(toggled(jams), logits.shape[1]) == WAKE)).sum(dim=1)
     assert (wakes > 0.5).float().mean().item() > 0.95

@@ -1,7 +1,9 @@
 """Batches are cut from the slabs that Ray Data delivers."""
 
+import pyarrow as pa
 import torch
 
+from cloudsched.models.prepared import STRAINED_FROM, STRAINED_KIND
 from cloudsched.rl.offline import SLAB, iter_batches
 
 
@@ -11,15 +13,25 @@ class Rows:
     def __init__(self, count):
         self.count = count
 
-    def iter_torch_batches(self, *, batch_size, prefetch_batches, drop_last, device):
+    def iter_torch_batches(self, *, batch_size, prefetch_batches, drop_last, device, collate_fn):
         assert not drop_last
+        assert prefetch_batches == 1, "slabs come in order"
         for first in range(0, self.count, batch_size):
-            rows = torch.arange(first, min(first + batch_size, self.count), device=device)
-            yield {"action": rows, "reward": rows + 0.5}
+            rows = list(range(first, min(first + batch_size, self.count)))
+            yield collate_fn(pa.table({"action": rows, "discount": [row + 0.5 for row in rows]}))
+
+
+def unstrained(columns):
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return {**columns, STRAINED_KIND: nothing, STRAINED_FROM: nothing}
+
+
+def batches(count, seed):
+    return list(iter_batches(Rows(count), unstrained, 8, seed, "cpu"))
 
 
 def actions(count, seed):
-    return [batch["action"] for batch in iter_batches(Rows(count), 8, seed, "cpu")]
+    return [batch["action"] for batch in batches(count, seed)]
 
 
 def test_every_row_comes_once_but_for_less_than_a_batch():
@@ -32,8 +44,8 @@ def test_every_row_comes_once_but_for_less_than_a_batch():
 
 
 def test_columns_stay_together():
-    for batch in iter_batches(Rows(100), 8, 0, "cpu"):
-        assert torch.equal(batch["reward"], batch["action"] + 0.5)
+    for batch in batches(100, 0):
+        assert torch.equal(batch["discount"], batch["action"] + 0.5)
 
 
 def test_a_batch_holds_rows_from_all_over_its_slab():

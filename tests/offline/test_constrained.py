@@ -11,19 +11,15 @@ from cloudsched.config import ClusterConfig, FleetConfig
 from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.envs.observation import columns
 from cloudsched.heuristics.random import RandomPolicy
-from cloudsched.models.constrained import OBSERVATION, ConstrainedConfig, ConstrainedModel
+from cloudsched.models.constrained import ConstrainedConfig, ConstrainedModel
 from cloudsched.models.constrained_learner import ConstrainedLearner
-from cloudsched.models.constrained_loss import (
-    constrained_target,
-    cost_pessimism,
-    kind_weights,
-    kinds,
-    kinds_of,
-    sums_by_kind,
-)
-from cloudsched.models.heads import POLICY, PRIOR, Heads, build_heads
+from cloudsched.models.constrained_loss import constrained_target, cost_pessimism
+from cloudsched.models.head_networks import build_heads
+from cloudsched.models.heads import POLICY, PRIOR, better_logits
+from cloudsched.models.kinds import kind_weights, kinds, kinds_of, sums_by_kind, toggled
 from cloudsched.models.lagrange import LagrangeConfig, LagrangeMultiplier
 from cloudsched.models.networks import NetworkConfig, ObservationSizes, build_network
+from cloudsched.models.prepared import OBSERVATION
 
 torch.set_num_threads(1)
 
@@ -62,20 +58,11 @@ def test_each_head_is_one_ordinary_network(observation, kind, is_balanced):
 
 def a_better_policy(prior, reward, cost, *, can_place=False):
     """Score two pairs, a server that sleeps, one that does not, and waiting."""
-    cluster = ClusterConfig(fleet=FleetConfig(num_servers=2), visible_jobs=1)
-    sizes = ObservationSizes.of(cluster)
-    servers = torch.zeros(1, 2, sizes.server_features)
-    servers[0, 0, columns(cluster.num_resources).is_asleep] = 1.0
     mask = torch.tensor([[can_place, can_place, 1, 1, 1]], dtype=torch.int8)
-    seen = {
-        "servers": servers,
-        "jobs": torch.zeros(1, 1, sizes.job_features),
-        "action_mask": mask,
-    }
-    logits, gains, costs = (torch.tensor([values]) for values in (prior, reward, cost))
-    heads = Heads(logits, gains, costs, logits, torch.zeros(1, 2))
-    score = heads.score(price=2.0, temperature=0.1, reach=2.0, observation=seen)
-    return score[0], torch.softmax(score, 1)[0], torch.softmax(logits, 1)[0]
+    outputs = torch.tensor([[prior, reward, cost]], dtype=torch.float32)
+    is_asleep = torch.tensor([[True, False]])
+    score = better_logits(outputs, mask, is_asleep, price=2.0, nats_2=(10.0, 10.0), reach=2.0)
+    return score[0], torch.softmax(score, 1)[0], torch.softmax(outputs[0, 0], 0)
 
 
 def test_no_action_gains_more_than_the_reach_against_the_prior():
@@ -86,9 +73,11 @@ def test_no_action_gains_more_than_the_reach_against_the_prior():
 
 
 def test_only_sleeping_gains_on_other_kinds_of_action():
-    reward = [0.2, -0.1, -3.0, 0.1, 3.0]
-    score, after, before = a_better_policy([0.3, 0.0, -1.0, -2.0, 0.5], reward, [0.0] * 5)
-    assert after[3] > before[3]
+    prior, reward = [0.3, 0.0, -1.0, -2.0, 0.5], [0.2, -0.1, -3.0, 0.1, 3.0]
+    _, after, before = a_better_policy(prior, reward, [0.0] * 5)
+    assert after[3] / after[4] > before[3] / before[4]
+    assert (after[2] / after[4]).item() == pytest.approx((before[2] / before[4]).item(), rel=1e-5)
+    score, after, before = a_better_policy(prior, reward, [0.0] * 5, can_place=True)
     place = (after[:2].sum() / after[4], before[:2].sum() / before[4])
     assert place[0].item() == pytest.approx(place[1].item(), rel=1e-5)
     assert (after[2] / after[4]).item() == pytest.approx((before[2] / before[4]).item(), rel=1e-5)
@@ -130,22 +119,24 @@ def test_the_value_of_an_action_is_that_of_the_state_and_its_advantage(
     ConstrainedLearner(model, model, config, num_steps=1)
     action = torch.multinomial((tensors["action_mask"] != 0).float(), 1).squeeze(1)
     found = model.values(tensors, action, config)
-    heads = model._heads(model.heads, tensors, config)
+    heads = model.heads(tensors)
     for i in range(len(action)):
         for k, gain in enumerate((heads.reward_BA, heads.cost_BA)):
-            expected = heads.value_B2[i, k].item() + gain[i, action[i]].item()
+            in_a_tick = (1.0 - config.gamma) * gain[i, action[i]].item()
+            expected = (heads.value_B2[i, k].item() + in_a_tick) * model.scale_2[k].item()
             assert found[i, k].item() == pytest.approx(expected, rel=0.02, abs=1e-3)
 
 
 def test_the_kind_of_an_action_is_found_without_those_of_all(observation):
     cluster, tensors = observation
-    every = kinds(tensors)
+    is_asleep = toggled(tensors)
+    every = kinds(is_asleep, cluster.num_actions)
     for action in range(cluster.num_actions):
         chosen = torch.full((len(every),), action)
-        assert torch.equal(kinds_of(chosen, tensors), every[:, action])
+        assert torch.equal(kinds_of(chosen, is_asleep, cluster.num_actions), every[:, action])
     chance = torch.rand(every.shape)
     expected = torch.stack([(chance * (every == kind)).sum(dim=1) for kind in range(4)], dim=1)
-    torch.testing.assert_close(sums_by_kind(chance, tensors), expected)
+    torch.testing.assert_close(sums_by_kind(chance, is_asleep), expected)
 
 
 def test_pessimism_agrees_with_a_scalar_loop_and_ignores_illegal_actions():
@@ -156,13 +147,13 @@ def test_pessimism_agrees_with_a_scalar_loop_and_ignores_illegal_actions():
     for row, taken in ((cost[0], 0), (cost[1], 1)):
         soft_minimum = -0.5 * math.log(sum(math.exp(-row[a].item() / 0.5) for a in (0, 1)))
         expected += (row[taken].item() - soft_minimum) / 0.5 / 2
-    assert cost_pessimism(cost, mask, action, 0.5).item() == pytest.approx(expected, rel=1e-5)
+    assert cost_pessimism(cost / 0.5, mask, action).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_pessimism_makes_what_the_data_lacks_look_costlier():
     cost = torch.zeros(1, 3, requires_grad=True)
     mask = torch.ones(1, 3, dtype=torch.int8)
-    cost_pessimism(cost, mask, torch.tensor([0]), 1.0).backward()
+    cost_pessimism(cost, mask, torch.tensor([0])).backward()
     assert cost.grad[0, 0] > 0.0  # descent lowers the cost of what was done
     assert (cost.grad[0, 1:] < 0.0).all()  # and raises that of what was not
 
@@ -269,7 +260,7 @@ def test_what_was_drawn_at_random_does_not_count_as_what_anyone_meant():
 
 def test_every_action_has_its_kind(observation):
     cluster, tensors = observation
-    kind = kinds(tensors)
+    kind = kinds(toggled(tensors), cluster.num_actions)
     asleep = tensors["servers"][:, :, columns(cluster.num_resources).is_asleep]
     num_pairs = cluster.visible_jobs * cluster.num_servers
     for row, states in zip(kind.tolist(), asleep.tolist(), strict=True):
@@ -277,7 +268,7 @@ def test_every_action_has_its_kind(observation):
         assert row == [0] * num_pairs + toggles + [3]
     assert {1, 2} <= set(kind[:, num_pairs:-1].flatten().tolist())
     awake = {**tensors, "action_mask": tensors["action_mask"][:, : num_pairs + 1]}
-    assert kinds(awake).tolist() == [[0] * num_pairs + [3]] * len(asleep)
+    assert kinds(toggled(awake), num_pairs + 1).tolist() == [[0] * num_pairs + [3]] * len(asleep)
 
 
 def test_rare_kinds_of_action_count_more_and_a_decision_counts_one_on_average():
@@ -313,9 +304,10 @@ def test_imitation_agrees_with_a_scalar_loop_in_which_rare_kinds_count_more(obse
     loss = model(batch, torch.tensor(1.0), config)
     found = torch.log_softmax(model.heads(tensors).prior_BA, dim=1)
     mean = sum(math.sqrt(part) for part in share.tolist())
+    kind_of_all = kinds(toggled(tensors), cluster.num_actions)
     total, seen = 0.0, [0.0] * 4
     for i in range(count):
-        kind = int(kinds(tensors)[i, action[i]])
+        kind = int(kind_of_all[i, action[i]])
         weight = 1.0 / math.sqrt(share[kind].item()) / mean
         total -= meant[i].item() * weight * found[i, action[i]].item()
         seen[kind] += meant[i].item()
