@@ -33,7 +33,7 @@ from cloudsched.models.constrained_learner import ConstrainedLearner
 from cloudsched.models.memory import keep_freed_memory
 from cloudsched.models.networks import NetworkConfig
 from cloudsched.models.prepared import cut
-from cloudsched.rl.offline import build_model, iter_batches, reader
+from cloudsched.rl.offline import build_model, endless, iter_batches, reader
 
 # d3rlpy and what it imports, apart from what this project brings itself.
 D3RLPY = (
@@ -175,15 +175,18 @@ def _fed_by_ray_data(
     learner = _learner(config, folder, kind)
     dataset = reader(folder, manifest, _learning(config, kind), seed=0).dataset()
 
-    def endless() -> Generator[dict[str, Tensor]]:
-        while True:
-            yield from iter_batches(dataset, learner.module.prepare, config.batch_size, 0, "cpu")
-
-    batches = endless()
+    batches = endless(
+        lambda: iter_batches(dataset, learner.module.prepare, config.batch_size, 0, "cpu")
+    )
     # Threads of Ray Data that outlive Ray take the process down with them.
     stack.callback(_await_threads, set(threading.enumerate()))
     stack.callback(batches.close)
-    return lambda: _discard(learner.step(next(batches)))
+
+    def step() -> None:
+        batch = next(batches)
+        learner.step(next(batches) if batch is None else batch)  # type: ignore[arg-type]
+
+    return step
 
 
 def _fed_from_memory(
@@ -195,11 +198,11 @@ def _fed_from_memory(
     }
     prepared = learner.module.prepare(columns)
 
-    def endless() -> Generator[dict[str, Tensor]]:
+    def shuffled() -> Generator[dict[str, Tensor]]:
         while True:
             yield from cut(prepared, torch.randperm(len(columns["action"])), config.batch_size)
 
-    batches = endless()
+    batches = shuffled()
     return lambda: _discard(learner.step(next(batches)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,10 +33,12 @@ from cloudsched.models.lagrange import LagrangeConfig
 from cloudsched.models.memory import keep_freed_memory
 from cloudsched.models.networks import NetworkConfig, ObservationSizes
 from cloudsched.models.prepared import cut
+from cloudsched.rl.ahead import ahead
 from cloudsched.sim.fleet import build_fleet
 
 STATE, PROGRESS, RUN = "state.pt", "progress.jsonl", "ray"
 SLAB = 16  # batches that are fetched and shuffled together
+AHEAD = 2 * SLAB  # batches that may wait for the learner
 
 Batches = Callable[[], Iterator[Mapping[str, Tensor]]]
 """Begins a pass over the data."""
@@ -215,6 +218,25 @@ class Cutter(DefaultCollateFn):
         return list(cut(self._prepare(columns), order, self._size))
 
 
+def endless(batches: Batches) -> Generator[Mapping[str, Tensor] | None]:
+    """Yield the batches of pass after pass, None after each; a thread of its own fetches them.
+
+    Ray Data takes half a second to begin a pass, in which the learner goes on with what is there.
+    """
+    return ahead(_passes(batches), AHEAD)
+
+
+def _passes(batches: Batches) -> Generator[Mapping[str, Tensor] | None]:
+    while True:
+        count = 0
+        for batch in batches():
+            yield batch
+            count += 1
+        if count == 0:
+            raise ConfigError("The dataset has fewer transitions than one batch; record more.")
+        yield None
+
+
 @dataclass
 class Position:
     """How far into the data a run is."""
@@ -239,9 +261,13 @@ def learn(
         report: called with metrics, and now and then with a state to save.
     """
     losses = []
-    while learner.step_count < run.num_steps:
+    with closing(endless(batches)) as feed:
         seen = 0
-        for batch in batches():
+        while learner.step_count < run.num_steps:
+            batch = next(feed)
+            if batch is None:
+                position.epoch, position.batch, seen = position.epoch + 1, 0, 0
+                continue
             seen += 1
             if seen <= position.batch:
                 continue  # a resumed run has learned from this one before
@@ -260,11 +286,6 @@ def learn(
                 losses.clear()
                 state = {"learner": learner.state_dict(), "position": asdict(position)}
                 report(metrics, state if is_saved else None)
-            if is_last:
-                return
-        if seen == 0:
-            raise ConfigError("The dataset has fewer transitions than one batch; record more.")
-        position.epoch, position.batch = position.epoch + 1, 0
 
 
 def build_model(dataset: Path, config: ConstrainedConfig, seed: int) -> ConstrainedModel:
