@@ -3,8 +3,9 @@
 All contenders learn the same task with the same flat 256x256 actor and critic and the same
 hyper-parameters. A figure is env steps a second end to end: sampling, learning and weight sync.
 Ours takes matrix products in the precision that is its default on this hardware, and, as a
-contender of its own, in float32 as all others do. `stock_rllib` is RLlib with its own masking
-module; `stock_rllib_our_module` has ours instead, which scores legal actions only, and is faster.
+contender of its own, in float32 as all others do. `stock_rllib` is RLlib as it comes, with its own
+masking module and in a process of its own: how ours treats memory (`cloudsched/models/memory.py`)
+holds for a whole process, and helps all the others too.
 """
 
 from __future__ import annotations
@@ -189,6 +190,13 @@ def _ours_set(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> Iter
 
 
 def _stock_rllib(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> Iterate:
+    from cloudsched.bench.apart import apart
+
+    return apart(_stock_rllib_here, config, num_envs, stack)
+
+
+def _stock_rllib_here(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> Iterate:
+    from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
     from ray.rllib.core.rl_module.rl_module import RLModuleSpec
     from ray.rllib.examples.rl_modules.classes.action_masking_rlm import ActionMaskingTorchRLModule
@@ -200,27 +208,8 @@ def _stock_rllib(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> I
         fcnet_hiddens=[256, 256], fcnet_activation="relu", vf_share_layers=False
     )
     module = RLModuleSpec(module_class=ActionMaskingTorchRLModule, model_config=network)
-    return _stock(MASKED_ID, module, config, num_envs, stack)
-
-
-def _stock_rllib_our_module(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> Iterate:
-    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-
-    from cloudsched.rl.algorithms.columns import ENV_ID
-    from cloudsched.rl.modules.cluster import ClusterModule
-
-    module = RLModuleSpec(module_class=ClusterModule, model_config={"network": {"kind": "flat"}})
-    return _stock(ENV_ID, module, config, num_envs, stack)
-
-
-def _stock(
-    env_id: str, module: Any, config: TrainBenchConfig, num_envs: int, stack: ExitStack
-) -> Iterate:
-    """RLlib's own runner, learner and PPO."""
-    from ray.rllib.algorithms.ppo import PPOConfig
-
     algorithm_config = PPOConfig()
-    algorithm_config.environment(env_id, env_config={"workload": config.workload})
+    algorithm_config.environment(MASKED_ID, env_config={"workload": config.workload})
     algorithm_config.env_runners(
         num_env_runners=0,
         num_envs_per_env_runner=num_envs,
@@ -335,7 +324,6 @@ CONTENDERS: dict[str, Build] = {
     "bare_torch": _bare_torch,
     "sb3_maskable_ppo": _sb3,
     "stock_rllib": _stock_rllib,
-    "stock_rllib_our_module": _stock_rllib_our_module,
 }
 
 PEERS = ("bare_torch", "sb3_maskable_ppo", "stock_rllib")

@@ -17,8 +17,8 @@ class BenchTrain(TrainBenchConfig):
     """Measure env steps a second of PPO end to end: sampling, learning and weight sync.
 
     Ours inside RLlib, a bare torch loop on the same simulator, SB3's MaskablePPO (extra `bench`)
-    and stock RLlib (with its own masking module, and with ours), all with the same network and
-    hyper-parameters, in turns. Ours takes its matrix
+    and stock RLlib with its own masking module, all with the same network and hyper-parameters, in
+    turns. Ours takes its matrix
     products in bfloat16 where that is fast; `cloudsched_float32` is ours without. Close other
     programs first.
 
