@@ -4,8 +4,7 @@ All contenders learn the same task with the same flat 256x256 actor and critic a
 hyper-parameters. A figure is env steps a second end to end: sampling, learning and weight sync.
 Ours takes matrix products in the precision that is its default on this hardware, and, as a
 contender of its own, in float32 as all others do. `stock_rllib` is RLlib as it comes, with its own
-masking module and in a process of its own: how ours treats memory (`cloudsched/models/memory.py`)
-holds for a whole process, and helps all the others too.
+masking module.
 """
 
 from __future__ import annotations
@@ -190,12 +189,6 @@ def _ours_set(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> Iter
 
 
 def _stock_rllib(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> Iterate:
-    from cloudsched.bench.apart import apart
-
-    return apart(_stock_rllib_here, config, num_envs, stack)
-
-
-def _stock_rllib_here(config: TrainBenchConfig, num_envs: int, stack: ExitStack) -> Iterate:
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
     from ray.rllib.core.rl_module.rl_module import RLModuleSpec
