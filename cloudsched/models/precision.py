@@ -104,7 +104,7 @@ class _LastProduct(torch.autograd.Function):
 def rectified(input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor, products: torch.dtype) -> Tensor:
     """Return the positive part of a product that is taken in a type."""
     is_rounded = products == torch.bfloat16 and input_BI.device.type == "cpu"
-    if is_rounded and torch.backends.mkldnn.is_available():
+    if is_rounded and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         found: Tensor = _Rectified.apply(input_BI.to(products), weight_OI, bias_O)  # type: ignore[no-untyped-call]
         return found
     product_BO = nn.functional.linear(
