@@ -5,8 +5,8 @@ SLA-minded four times. `--policy FOLDER#power` and `FOLDER#sla` are the sub-agen
 
 Run: `cloudsched train rllib_configs/hierarchical.py --steps 800000`
 
-Expect what the tuned rule has: all three begin as it, and in 800,000 decisions of poisson (training
-seed 0) no measurement on train seeds was better than the start, so that is what the bundle holds
+Expect what the tuned rule has: both sub-agents begin as it, and in 800,000 decisions of poisson
+(training seed 0) no measurement on train seeds was better than the start, so that is what the bundle holds
 (-2,461 on the test seeds at 2,357 W and 0.02 %). What is kept may also be a hierarchy that always
 chooses the same sub-agent, if that does best on train seeds, so it is no worse there than either.
 
