@@ -6,9 +6,10 @@ SLA-minded four times. `--policy FOLDER#power` and `FOLDER#sla` are the sub-agen
 Run: `cloudsched train rllib_configs/hierarchical.py --steps 800000`
 
 Expect what the tuned rule has: both sub-agents begin as it, and in 800,000 decisions of poisson
-(training seed 0) no measurement on train seeds was better than the start, so that is what the bundle holds
-(-2,461 on the test seeds at 2,357 W and 0.02 %). What is kept may also be a hierarchy that always
-chooses the same sub-agent, if that does best on train seeds, so it is no worse there than either.
+(training seed 0) no measurement on train seeds was better than the start, so that is what the
+bundle holds (-2,461 on the test seeds at 2,357 W and 0.02 %). What is kept may also be a hierarchy
+that always chooses the same sub-agent, if that does best on train seeds, so it is no worse there
+than either.
 
 Before, sub-agents were cloned from rules, and three training seeds of `python -m tune.benchmark
 --budget small` ended at -2,557, -2,614 and -2,620 on poisson; on google_v2_sampled clones never
