@@ -46,7 +46,7 @@ def backward_ppo(
     Args:
         logits_BA: masked.
         value_clip: how far the value may move from `old_value_B`; None for any distance.
-        share: of the minibatch that these rows are; the gradient is multiplied by it.
+        share: of the minibatch that these rows are; gradient and terms are multiplied by it.
     """
     if logits_BA.device.type != "cpu" or logits_BA.dtype != torch.float32:
         loss = ppo_loss(
@@ -63,7 +63,7 @@ def backward_ppo(
             entropy_weight=entropy_weight,
         )
         (share * loss.total).backward()  # type: ignore[no-untyped-call]
-        return loss
+        return PPOLoss(**{f.name: share * getattr(loss, f.name) for f in fields(PPOLoss)})
     logits_gradient_BA = torch.empty(logits_BA.shape)
     value_gradient_B = torch.empty(value_B.shape)
     terms = np.zeros(NUM_TERMS)
@@ -79,14 +79,12 @@ def backward_ppo(
         math.inf if value_clip is None else value_clip,
         value_weight,
         entropy_weight,
+        share / len(logits_BA),
         np.empty(logits_BA.shape[1], np.int64),
         logits_gradient_BA.numpy(),
         value_gradient_B.numpy(),
         terms,
     )
-    if share != 1.0:
-        logits_gradient_BA *= share
-        value_gradient_B *= share
     torch.autograd.backward([logits_BA, value_B], [logits_gradient_BA, value_gradient_B])
     names = (field.name for field in fields(PPOLoss))
     return PPOLoss(**dict(zip(names, torch.from_numpy(terms).float().unbind(), strict=True)))
@@ -118,6 +116,7 @@ def ppo_gradient(
     value_clip: float,
     value_weight: float,
     entropy_weight: float,
+    share: float,
     scratch: NDArray[np.int64],
     out_logits: FloatArray,
     out_value: FloatArray,
@@ -127,13 +126,13 @@ def ppo_gradient(
 
     Args:
         logits: (B, A) masked.
+        share: what a row counts: one over the number of rows in the minibatch.
         scratch: (A,) overwritten.
         out_logits: (B, A) overwritten.
         out_value: (B,) overwritten.
         out_terms: (6,) overwritten, in the order of `PPOLoss`.
     """
     num_rows, num_actions = logits.shape
-    share = 1.0 / num_rows
     policy_sum = value_sum = entropy_sum = kl_sum = 0.0
     num_clipped = 0
     for b in range(num_rows):
