@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,14 +17,13 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cloudsched.models.flat_pass import Body, FlatRows, last_layer
-from cloudsched.models.legal import FEW, legal_gradients, score_legal
+from cloudsched.models.flat_pass import Body, FlatRows
+from cloudsched.models.legal import FEW
 from cloudsched.models.networks import FlatNetwork
-from cloudsched.models.surrogate import NUM_TERMS, ppo_gradient
+from cloudsched.models.surrogate import NUM_TERMS, policy_gradient, value_gradient
 from cloudsched.models.threads import Threads
 
 Array = NDArray[np.float32]
-
 
 LATER = ("2.weight", "2.bias", "4.weight", "4.bias")
 NAMES = (
@@ -55,6 +54,23 @@ class PPOWeights(NamedTuple):
     value_clip: float | None
     value_weight: float
     entropy_weight: float
+
+
+class LastLayers(NamedTuple):
+    """Weights of the last layers, or their gradients."""
+
+    logits: Array  # (A, W)
+    logits_bias: Array  # (A,)
+    value: Array  # (1, W)
+    value_bias: Array  # (1,)
+
+
+class Scratch(NamedTuple):
+    """Room for what is computed on the way; (A,) each."""
+
+    legal: NDArray[np.int64]
+    scores: Array
+    ups: Array
 
 
 class FlatGradient:
@@ -127,68 +143,31 @@ class FlatGradient:
         first_at = [(*p.shape[:-1], rows.row_BC.shape[1]) for p in self._parameters[:2]]
         out = _cut(out_part_S, first_at + [p.shape for p in self._parameters[2:]])
         row_MC = rows.row_BC.index_select(0, chosen_M)
-        own = PPOColumns(*(column.index_select(0, chosen_M) for column in columns))
         (actor_1, actor_2), (critic_1, critic_2) = (body.hidden(row_MC) for body in bodies)
-        actor_2, critic_2 = actor_2.float(), critic_2.float()
-        actor_out, critic_out = (
-            last_layer(net) for net in (self._network.actor, self._network.critic)
-        )
-        logits_weight, logits_bias = actor_out.weight.detach(), actor_out.bias.detach()
-        value_weight_W = critic_out.weight.detach()[0]
-
-        logits_MA = torch.empty(own.mask_BA.shape)
-        score_legal(
-            actor_2.numpy(),
-            logits_weight.numpy(),
-            logits_bias.numpy(),
-            own.mask_BA.numpy(),
-            logits_MA.numpy(),
-        )
-        value_M = torch.addmv(critic_out.bias.detach(), critic_2, value_weight_W)
-        logits_up_MA, value_up_M = torch.empty(logits_MA.shape), torch.empty(value_M.shape)
+        actor_up_MW, critic_up_MW = torch.empty(actor_2.shape), torch.empty(critic_2.shape)
+        actor_out, critic_out = out[4:8], out[8:12]
+        last = (*self._parameters[6:8], *self._parameters[10:12])
+        num_actions = columns.mask_BA.shape[1]
         terms = np.zeros(NUM_TERMS)
-        ppo_gradient(
-            logits_MA.numpy(),
-            value_M.numpy(),
-            own.action_B.numpy(),
-            own.old_log_prob_B.numpy(),
-            own.old_value_B.numpy(),
-            own.advantage_B.numpy(),
-            own.return_B.numpy(),
+        head_gradients(
+            PPOColumns(*(column.numpy() for column in columns)),  # type: ignore[arg-type]
+            chosen_M.numpy(),
+            actor_2.float().numpy(),
+            critic_2.float().numpy(),
+            LastLayers(*(p.detach().numpy() for p in last)),
             weights.clip,
             math.inf if weights.value_clip is None else weights.value_clip,
             weights.value_weight,
             weights.entropy_weight,
             share,
-            np.empty(logits_MA.shape[1], np.int64),
-            logits_up_MA.numpy(),
-            value_up_M.numpy(),
+            Scratch(np.empty(num_actions, np.int64), *np.empty((2, num_actions), np.float32)),
+            actor_up_MW.numpy(),
+            critic_up_MW.numpy(),
+            LastLayers(*(gradient.numpy() for gradient in (*actor_out[2:], *critic_out[2:]))),
             terms,
         )
-        actor_up_MW, critic_up_MW = torch.empty(actor_2.shape), torch.empty(critic_2.shape)
-        actor_grads, critic_grads = out[4:8], out[8:12]
-        for gradient in actor_grads[2:]:
-            gradient.zero_()
-        legal_gradients(
-            actor_2.numpy(),
-            logits_weight.numpy(),
-            own.mask_BA.numpy(),
-            logits_up_MA.numpy(),
-            actor_up_MW.numpy(),
-            actor_grads[2].numpy(),
-            actor_grads[3].numpy(),
-        )
-        value_gradients(
-            critic_2.numpy(),
-            value_weight_W.numpy(),
-            value_up_M.numpy(),
-            critic_up_MW.numpy(),
-            critic_grads[2][0].numpy(),
-        )
-        critic_grads[3].copy_(value_up_M.sum())
-        actor_up_MW = torch.ops.aten.threshold_backward(actor_up_MW, actor_2, 0.0)
-        _write_body(bodies[0], row_MC, actor_1, actor_up_MW, out[0], out[2], *actor_grads[:2])
-        _write_body(bodies[1], row_MC, critic_1, critic_up_MW, out[1], out[3], *critic_grads[:2])
+        _write_body(bodies[0], row_MC, actor_1, actor_up_MW, out[0], out[2], *actor_out[:2])
+        _write_body(bodies[1], row_MC, critic_1, critic_up_MW, out[1], out[3], *critic_out[:2])
         return terms
 
 
@@ -216,25 +195,100 @@ def _cut(whole: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     return [piece.view(*shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
+# Sums may be taken in any order, always the same one: without it they are not vectorised.
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
-def value_gradients(
-    hidden: Array, weight: Array, gradient: Array, out_hidden: Array, out_weight: Array
+def head_gradients(
+    columns: Any,
+    chosen: NDArray[np.int64],
+    actor_hidden: Array,
+    critic_hidden: Array,
+    layers: LastLayers,
+    clip: float,
+    value_clip: float,
+    value_weight: float,
+    entropy_weight: float,
+    share: float,
+    scratch: Scratch,
+    out_actor_hidden: Array,
+    out_critic_hidden: Array,
+    out_layers: LastLayers,
+    out_terms: NDArray[np.float64],
 ) -> None:
-    """Write the gradients of a layer with one output, and of the rectifier before it.
+    """Write the gradients of last layers and of the rectifiers before them, and the loss's terms.
 
     Args:
-        hidden: (B, W) what the rectifier gave.
-        weight: (W,).
-        gradient: (B,) that of the outputs.
-        out_hidden: (B, W) overwritten.
-        out_weight: (W,) overwritten.
+        columns: a `PPOColumns` of arrays, of which some rows are chosen.
+        chosen: (M,) these.
+        actor_hidden: (M, W) what the actor's rectifier gave.
+        critic_hidden: (M, W) what the critic's gave.
+        share: what a row counts: one over the number of rows in the minibatch.
+        out_actor_hidden: (M, W) overwritten, and so are all that follow.
     """
-    out_weight[:] = 0.0
-    for b in range(hidden.shape[0]):
-        row, out_row, up = hidden[b], out_hidden[b], gradient[b]
-        for i in range(row.shape[0]):
-            out_row[i] = up * weight[i] if row[i] > 0.0 else np.float32(0.0)
-            out_weight[i] += up * row[i]
+    num_actions, width = layers.logits.shape
+    legal, scores, ups = scratch
+    out_layers.logits[:] = 0.0
+    out_layers.logits_bias[:] = 0.0
+    out_layers.value[:] = 0.0
+    out_layers.value_bias[:] = 0.0
+    out_terms[:] = 0.0
+    value_towards, out_value_towards = layers.value[0], out_layers.value[0]
+    for m in range(chosen.shape[0]):
+        b = chosen[m]
+        row, out_row = actor_hidden[m], out_actor_hidden[m]
+        num_legal = 0
+        for a in range(num_actions):
+            if columns.mask_BA[b, a] != 0:
+                legal[num_legal] = a
+                num_legal += 1
+                towards = layers.logits[a]
+                score = layers.logits_bias[a]
+                for i in range(width):
+                    score += row[i] * towards[i]
+                scores[a] = score
+        policy_gradient(
+            scores,
+            legal[:num_legal],
+            columns.action_B[b],
+            columns.old_log_prob_B[b],
+            columns.advantage_B[b],
+            clip,
+            entropy_weight,
+            share,
+            ups,
+            out_terms,
+        )
+        out_row[:] = 0.0
+        for j in range(num_legal):
+            a = legal[j]
+            up = ups[a]
+            out_layers.logits_bias[a] += up
+            towards, out_towards = layers.logits[a], out_layers.logits[a]
+            for i in range(width):
+                out_row[i] += up * towards[i]
+                out_towards[i] += up * row[i]
+        for i in range(width):
+            out_row[i] = out_row[i] if row[i] > 0.0 else np.float32(0.0)
+
+        row, out_row = critic_hidden[m], out_critic_hidden[m]
+        value = layers.value_bias[0]
+        for i in range(width):
+            value += row[i] * value_towards[i]
+        up = np.float32(
+            value_gradient(
+                value,
+                columns.old_value_B[b],
+                columns.return_B[b],
+                value_clip,
+                value_weight,
+                share,
+                out_terms,
+            )
+        )
+        out_layers.value_bias[0] += up
+        for i in range(width):
+            out_row[i] = up * value_towards[i] if row[i] > 0.0 else np.float32(0.0)
+            out_value_towards[i] += up * row[i]
+    out_terms[0] = out_terms[1] + value_weight * out_terms[2] - entropy_weight * out_terms[3]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -15,7 +15,7 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.policy.sample_batch import MultiAgentBatch
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
-from torch import Tensor
+from torch import Tensor, nn
 
 from cloudsched.models.flat_gradient import FlatGradient, PPOColumns, PPOWeights
 from cloudsched.models.flat_pass import FlatRows
@@ -54,7 +54,7 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
         dtype = products_dtype(self.config.precision, self._device)
         self.module.foreach_module(lambda _, module: take_products_in(dtype, module))
         self._advantage_variances: dict[str, float] = {}
-        self._flat_gradients: dict[str, FlatGradient] = {}
+        self._flat_gradients: dict[nn.Module, FlatGradient] = {}
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Use Adam's fused kernel, which spares a dozen calls for each tensor."""
@@ -151,15 +151,15 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
         network, observation = module.unwrapped().network, columns[Columns.OBS]
         is_alone = module is module.unwrapped()  # no gradients of other learners to be added
         if is_alone and FlatGradient.suits(network, observation["action_mask"]):
-            if module_id not in self._flat_gradients:
-                self._flat_gradients[module_id] = FlatGradient(network)
+            if network not in self._flat_gradients:
+                self._flat_gradients[network] = FlatGradient(network)
             # Not only within the gradient: where threads have shared an operation they go on
             # spinning for a while, on cores that other threads need.
             stack.enter_context(one_thread())
             dtype = products_dtype(self.config.precision, self._device)
             read = FlatRows.of(network, observation, dtype)
             known = PPOColumns(observation["action_mask"], *(columns[name] for name in KNOWN))
-            write = self._flat_gradients[module_id].write
+            write = self._flat_gradients[network].write
             return lambda rows: write(read, known, rows, weights)
         if isinstance(network, FlatNetwork):
             columns[Columns.OBS] = network.condensed(observation)
