@@ -21,6 +21,7 @@ from cloudsched.models.networks import (
     Observation,
     ObservationSizes,
     SetNetwork,
+    is_fixed,
     joined,
 )
 from cloudsched.models.precision import Linear, Output, heads_and_values, rectified
@@ -160,9 +161,9 @@ class FlatHeads(nn.Module):
         first, _, second, _, _ = FlatNetwork(sizes, config).actor
         assert isinstance(first, Linear)
         assert isinstance(second, Linear)
-        is_fixed = _is_fixed(sizes)
-        self._order = torch.cat([(~is_fixed).nonzero(), is_fixed.nonzero()]).squeeze(1)
-        self._num_changing = int((~is_fixed).sum())
+        is_fixed_F = is_fixed(sizes)
+        self._order = torch.cat([(~is_fixed_F).nonzero(), is_fixed_F.nonzero()]).squeeze(1)
+        self._num_changing = int((~is_fixed_F).sum())
         self.first: Linear = first
         self.second: Linear = second
         with torch.no_grad():
@@ -238,14 +239,6 @@ class FlatHeads(nn.Module):
             for number, layer in numbered.items()
             for name, tensor in zip(("weight", "bias"), layer, strict=True)
         }
-
-
-def _is_fixed(sizes: ObservationSizes) -> Tensor:
-    """Return (F,) which of all features in one row never change: capacities and watts."""
-    is_fixed_NF = torch.zeros(sizes.num_servers, sizes.server_features, dtype=torch.bool)
-    is_fixed_NF[:, sizes.num_resources : 2 * sizes.num_resources + 3] = True
-    num_others = sizes.num_jobs * sizes.job_features + sizes.context_features
-    return torch.cat([is_fixed_NF.flatten(), torch.zeros(num_others, dtype=torch.bool)])
 
 
 HeadNetwork = SetHeads | FlatHeads

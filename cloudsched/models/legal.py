@@ -29,7 +29,10 @@ def legal_scores(hidden_BH: Tensor, layer: nn.Linear, mask_BA: Tensor) -> Tensor
     is_dense = hidden_BH.device.type != "cpu" or mask_BA.count_nonzero() > FEW * mask_BA.numel()
     if is_dense:
         return mask_logits(layer(hidden_BH), mask_BA)
-    scores_BA: Tensor = _LegalScores.apply(hidden_BH, layer.weight, layer.bias, mask_BA)  # type: ignore[no-untyped-call]
+    arguments = (hidden_BH, layer.weight, layer.bias, mask_BA)
+    if not torch.is_grad_enabled():
+        return _scored(*arguments)
+    scores_BA: Tensor = _LegalScores.apply(*arguments)  # type: ignore[no-untyped-call]
     return scores_BA
 
 
@@ -47,23 +50,27 @@ def chosen_scores(hidden_BH: Tensor, layer: nn.Linear, chosen_BC: Tensor) -> Ten
     return scores_BC
 
 
+def _scored(hidden_BH: Tensor, weight_AH: Tensor, bias_A: Tensor, mask_BA: Tensor) -> Tensor:
+    scores_BA = torch.empty(mask_BA.shape)
+    score_legal(
+        hidden_BH.detach().float().contiguous().numpy(),
+        weight_AH.detach().numpy(),
+        bias_A.detach().numpy(),
+        mask_BA.contiguous().numpy(),
+        scores_BA.numpy(),
+    )
+    return scores_BA
+
+
 class _LegalScores(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, hidden_BH: Tensor, weight_AH: Tensor, bias_A: Tensor, mask_BA: Tensor
     ) -> Tensor:
         exact_BH, mask_BA = hidden_BH.detach().float().contiguous(), mask_BA.contiguous()
-        scores_BA = torch.empty(mask_BA.shape)
-        score_legal(
-            exact_BH.numpy(),
-            weight_AH.detach().numpy(),
-            bias_A.detach().numpy(),
-            mask_BA.numpy(),
-            scores_BA.numpy(),
-        )
         ctx.save_for_backward(exact_BH, weight_AH, mask_BA)
         ctx.hidden_dtype = hidden_BH.dtype
-        return scores_BA
+        return _scored(exact_BH, weight_AH, bias_A, mask_BA)
 
     @staticmethod
     def backward(ctx: Any, gradient_BA: Tensor) -> Any:  # type: ignore[override]

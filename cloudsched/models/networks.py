@@ -109,6 +109,7 @@ class FlatNetwork(nn.Module):
         )
         self.actor = _perceptron(features, config.flat_width, sizes.num_actions, Linear)
         self.critic = _perceptron(features, config.flat_width, 1, Linear)
+        self.is_fixed_F = is_fixed(sizes)
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return masked logits (B, A) and values (B,); `condensed` observations will do."""
@@ -324,6 +325,14 @@ def joined(observation: Observation) -> Tensor:
     """Return all features of a cluster in one row, (B, F)."""
     servers, jobs = observation["servers"], observation["jobs"]
     return torch.cat([servers.flatten(1), jobs.flatten(1), observation["context"]], dim=1)
+
+
+def is_fixed(sizes: ObservationSizes) -> Tensor:
+    """Return (F,) which of all features in one row never change: capacities and watts."""
+    is_fixed_NF = torch.zeros(sizes.num_servers, sizes.server_features, dtype=torch.bool)
+    is_fixed_NF[:, sizes.num_resources : 2 * sizes.num_resources + 3] = True
+    num_others = sizes.num_jobs * sizes.job_features + sizes.context_features
+    return torch.cat([is_fixed_NF.flatten(), torch.zeros(num_others, dtype=torch.bool)])
 
 
 def _embed(layer: nn.Linear, things_BNF: Tensor, to_each_BW: Tensor) -> Tensor:

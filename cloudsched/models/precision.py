@@ -101,6 +101,22 @@ class _LastProduct(torch.autograd.Function):
         )
 
 
+def rectified_product(input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
+    """Return the positive part of a product of two tensors of one type, without gradients.
+
+    Args:
+        bias_O: of that type or, on a CPU, float32.
+    """
+    is_rounded = input_BI.dtype == torch.bfloat16 and input_BI.device.type == "cpu"
+    if is_rounded and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        # Bias and rectifier as parts of the product, instead of two more passes over its result.
+        found_BO: Tensor = torch.ops.mkldnn._linear_pointwise(
+            input_BI, weight_OI, bias_O, "relu", [], ""
+        )
+        return found_BO
+    return nn.functional.linear(input_BI, weight_OI, bias_O.to(input_BI.dtype)).relu_()
+
+
 def rectified(input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor, products: torch.dtype) -> Tensor:
     """Return the positive part of a product that is taken in a type."""
     is_rounded = products == torch.bfloat16 and input_BI.device.type == "cpu"
@@ -119,9 +135,7 @@ class _Rectified(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:  # type: ignore[override]
         weight_OI, bias_O = weight_OI.to(input_BI.dtype), bias_O.to(input_BI.dtype)
-        found_BO: Tensor = torch.ops.mkldnn._linear_pointwise(
-            input_BI, weight_OI, bias_O, "relu", [], ""
-        )
+        found_BO = rectified_product(input_BI, weight_OI, bias_O)
         ctx.save_for_backward(input_BI, weight_OI, found_BO)
         return found_BO
 

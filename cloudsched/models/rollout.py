@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cloudsched.envs.cluster import FRESH_SEEDS, ClusterVectorEnv
+from cloudsched.models.flat_acting import FlatActing
 from cloudsched.models.losses import generalised_advantages, shared_luck
 from cloudsched.models.surrogate import draw
+from cloudsched.models.threads import one_thread
 
 FloatArray = NDArray[np.float32]
 Network = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
@@ -97,9 +100,13 @@ class RolloutCollector:
         self._first_tick[:] = 0
         self._live = {name: torch.from_numpy(array) for name, array in observation.items()}
 
-    @torch.inference_mode()
     def collect(self, network: Network) -> Columns:
         """Take `num_steps` decisions in each cluster."""
+        threads = one_thread() if isinstance(network, FlatActing) else nullcontext()
+        with torch.inference_mode(), threads:
+            return self._collect(network)
+
+    def _collect(self, network: Network) -> Columns:
         assert self._live is not None, "reset() comes first"
         last_observations: LastObservations = []
         self._is_cut[:] = False
@@ -136,6 +143,9 @@ class RolloutCollector:
 
     def _act(self, t: int, network: Network, observation: dict[str, Tensor]) -> None:
         """Draw the actions of step t, and fill in its rows."""
+        if isinstance(network, FlatActing):  # its critic is asked later, for all rows at once
+            self._action[t], self._log_prob[t] = network.draw(observation)
+            return
         logits_EA, value_E = network(observation)
         self._action[t], self._log_prob[t] = draw(logits_EA)
         self._value[t] = value_E
@@ -147,6 +157,9 @@ class RolloutCollector:
 
     def _estimate(self, network: Network, last_observations: LastObservations) -> None:
         """Fill in advantages, and what the critic should have said."""
+        if isinstance(network, FlatActing):
+            value_B = network.values({k: v.flatten(0, 1) for k, v in self._observation.items()})
+            self._value.copy_(value_B.view_as(self._value))
         self._judge(
             network,
             self._reward,
@@ -191,15 +204,21 @@ class RolloutCollector:
         """Write the (T, E) values of what each decision led to."""
         assert self._live is not None
         out_next_value[:-1] = value[1:]
-        out_next_value[-1] = symexp(network(self._on_device(self._live))[1].cpu().numpy())
+        out_next_value[-1] = self._values(network, self._live)
         if last_observations:
             steps, clusters, observations = zip(*last_observations, strict=True)
             stacked = {
                 name: torch.from_numpy(np.stack([one[name] for one in observations]))
                 for name in self._live
             }
-            values = symexp(network(self._on_device(stacked))[1].cpu().numpy())
+            values = self._values(network, stacked)
             out_next_value[list(steps), list(clusters)] = values
+
+    def _values(self, network: Network, observation: dict[str, Tensor]) -> FloatArray:
+        """Return (B,) what the critic takes observations to be worth."""
+        if isinstance(network, FlatActing):
+            return symexp(network.values(observation).numpy())
+        return symexp(network(self._on_device(observation))[1].cpu().numpy())
 
     def _fill_advantages(
         self,

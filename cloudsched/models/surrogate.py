@@ -46,7 +46,7 @@ def backward_ppo(
     Args:
         logits_BA: masked.
         value_clip: how far the value may move from `old_value_B`; None for any distance.
-        share: of the minibatch that these rows are; the gradient is multiplied by it.
+        share: of the minibatch that these rows are; gradient and terms are multiplied by it.
     """
     if logits_BA.device.type != "cpu" or logits_BA.dtype != torch.float32:
         loss = ppo_loss(
@@ -63,7 +63,7 @@ def backward_ppo(
             entropy_weight=entropy_weight,
         )
         (share * loss.total).backward()  # type: ignore[no-untyped-call]
-        return loss
+        return PPOLoss(**{f.name: share * getattr(loss, f.name) for f in fields(PPOLoss)})
     logits_gradient_BA = torch.empty(logits_BA.shape)
     value_gradient_B = torch.empty(value_B.shape)
     terms = np.zeros(NUM_TERMS)
@@ -79,14 +79,12 @@ def backward_ppo(
         math.inf if value_clip is None else value_clip,
         value_weight,
         entropy_weight,
+        share / len(logits_BA),
         np.empty(logits_BA.shape[1], np.int64),
         logits_gradient_BA.numpy(),
         value_gradient_B.numpy(),
         terms,
     )
-    if share != 1.0:
-        logits_gradient_BA *= share
-        value_gradient_B *= share
     torch.autograd.backward([logits_BA, value_B], [logits_gradient_BA, value_gradient_B])
     names = (field.name for field in fields(PPOLoss))
     return PPOLoss(**dict(zip(names, torch.from_numpy(terms).float().unbind(), strict=True)))
@@ -118,6 +116,7 @@ def ppo_gradient(
     value_clip: float,
     value_weight: float,
     entropy_weight: float,
+    share: float,
     scratch: NDArray[np.int64],
     out_logits: FloatArray,
     out_value: FloatArray,
@@ -127,70 +126,109 @@ def ppo_gradient(
 
     Args:
         logits: (B, A) masked.
+        share: what a row counts: one over the number of rows in the minibatch.
         scratch: (A,) overwritten.
         out_logits: (B, A) overwritten.
         out_value: (B,) overwritten.
         out_terms: (6,) overwritten, in the order of `PPOLoss`.
     """
     num_rows, num_actions = logits.shape
-    share = 1.0 / num_rows
-    policy_sum = value_sum = entropy_sum = kl_sum = 0.0
-    num_clipped = 0
+    out_terms[:] = 0.0
     for b in range(num_rows):
         num_legal = 0
-        highest = np.float32(LOWEST)
         for a in range(num_actions):
             out_logits[b, a] = 0.0
             # Not `>`, so that a NaN is not taken for an illegal action.
             if not logits[b, a] <= LOWEST:
                 scratch[num_legal] = a
                 num_legal += 1
-                highest = max(highest, logits[b, a])
-        total = np.float32(0.0)
-        mean_excess = np.float32(0.0)
-        for i in range(num_legal):
-            excess = logits[b, scratch[i]] - highest
-            weight = np.float32(math.exp(excess))
-            out_logits[b, scratch[i]] = weight
-            total += weight
-            mean_excess += weight * excess
-        mean_excess /= total
-        log_total = np.float32(math.log(total))
-        entropy_sum += float(log_total - mean_excess)
+        policy_gradient(
+            logits[b],
+            scratch[:num_legal],
+            action[b],
+            old_log_prob[b],
+            advantage[b],
+            clip,
+            entropy_weight,
+            share,
+            out_logits[b],
+            out_terms,
+        )
+        out_value[b] = value_gradient(
+            value[b], old_value[b], target[b], value_clip, value_weight, share, out_terms
+        )
+    out_terms[0] = out_terms[1] + value_weight * out_terms[2] - entropy_weight * out_terms[3]
 
-        chosen = action[b]
-        log_ratio = logits[b, chosen] - highest - log_total - old_log_prob[b]
-        ratio = np.float32(math.exp(log_ratio))
-        bounded = min(ratio, 1.0 + clip) if advantage[b] > 0.0 else max(ratio, 1.0 - clip)
-        slope = 0.0 if bounded != ratio else -ratio * advantage[b] * share
-        policy_sum -= bounded * advantage[b]
-        kl_sum += ratio - 1.0 - log_ratio
-        num_clipped += 1 if abs(ratio - 1.0) > clip else 0
-        for i in range(num_legal):
-            a = scratch[i]
-            chance = out_logits[b, a] / total
-            surprise = logits[b, a] - highest - mean_excess
-            out_logits[b, a] = chance * (entropy_weight * share * surprise - slope)
-        out_logits[b, chosen] += slope
 
-        error = value[b] - target[b]
-        move = value[b] - old_value[b]
-        near_error = old_value[b] + min(max(move, -value_clip), value_clip) - target[b]
-        if near_error * near_error > error * error:
-            value_sum += near_error * near_error
-            is_held = abs(move) > value_clip
-            out_value[b] = 0.0 if is_held else value_weight * share * near_error
-        else:
-            value_sum += error * error
-            out_value[b] = value_weight * share * error
-    policy, half_square = policy_sum * share, 0.5 * value_sum * share
-    mean_entropy = entropy_sum * share
-    out_terms[0] = policy + value_weight * half_square - entropy_weight * mean_entropy
-    out_terms[1] = policy
-    out_terms[2] = half_square
-    out_terms[3] = mean_entropy
-    out_terms[4] = kl_sum * share
-    out_terms[5] = num_clipped * share
+@njit(cache=True, nogil=True, error_model="numpy")
+def policy_gradient(
+    logits: FloatArray,
+    legal: NDArray[np.int64],
+    chosen: int,
+    old_log_prob: float,
+    advantage: float,
+    clip: float,
+    entropy_weight: float,
+    share: float,
+    out_logits: FloatArray,
+    out_terms: NDArray[np.float64],
+) -> None:
+    """Write the gradient by the logits of one decision, and add to the terms of the loss.
+
+    Args:
+        logits: (A,).
+        legal: the actions that count; one at least.
+        out_logits: (A,) overwritten at these.
+        out_terms: (6,) added to, but for the first.
+    """
+    highest = np.float32(LOWEST)
+    for a in legal:
+        highest = max(highest, logits[a])
+    total = np.float32(0.0)
+    mean_excess = np.float32(0.0)
+    for a in legal:
+        excess = logits[a] - highest
+        weight = np.float32(math.exp(excess))
+        out_logits[a] = weight
+        total += weight
+        mean_excess += weight * excess
+    mean_excess /= total
+    log_total = np.float32(math.log(total))
+
+    log_ratio = logits[chosen] - highest - log_total - old_log_prob
+    ratio = float(np.float32(math.exp(log_ratio)))
+    bounded = min(ratio, 1.0 + clip) if advantage > 0.0 else max(ratio, 1.0 - clip)
+    slope = 0.0 if bounded != ratio else -ratio * advantage * share
+    for a in legal:
+        chance = out_logits[a] / total
+        surprise = logits[a] - highest - mean_excess
+        out_logits[a] = chance * (entropy_weight * share * surprise - slope)
+    out_logits[chosen] += slope
+    out_terms[1] -= bounded * advantage * share
+    out_terms[3] += (log_total - mean_excess) * share
+    out_terms[4] += (ratio - 1.0 - log_ratio) * share
+    out_terms[5] += share if abs(ratio - 1.0) > clip else 0.0
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def value_gradient(
+    value: float,
+    old_value: float,
+    target: float,
+    value_clip: float,
+    value_weight: float,
+    share: float,
+    out_terms: NDArray[np.float64],
+) -> float:
+    """Return the gradient by one value, and add to the terms of the loss."""
+    error = value - target
+    move = value - old_value
+    near_error = old_value + min(max(move, -value_clip), value_clip) - target
+    if near_error * near_error > error * error:
+        out_terms[2] += 0.5 * near_error * near_error * share
+        return 0.0 if abs(move) > value_clip else value_weight * share * near_error
+    out_terms[2] += 0.5 * error * error * share
+    return value_weight * share * error
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

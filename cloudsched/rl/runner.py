@@ -37,9 +37,12 @@ from ray.rllib.utils.metrics import (
 from torch import nn
 
 from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.models.flat_acting import FlatActing
+from cloudsched.models.networks import FlatNetwork
 from cloudsched.models.precision import RoundedCopy, products_dtype
 from cloudsched.models.rollout import Columns as RolloutColumns
 from cloudsched.models.rollout import Network, RolloutCollector, training_env, training_seeds
+from cloudsched.models.threads import one_thread
 
 REPORTED_METRICS = (
     "mean_power_w",
@@ -72,7 +75,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
         )
         self._weights_seq_no = 0
         self._collector: RolloutCollector | None = None
-        self._copies: dict[nn.Module, RoundedCopy] = {}
+        self._copies: dict[nn.Module, RoundedCopy | FlatActing] = {}
         smoothing = self.config.metrics_num_episodes_for_smoothing
         runners = self.config.num_env_runners or 1
         self._recent: deque[dict[str, float]] = deque(maxlen=math.ceil(smoothing / runners))
@@ -193,7 +196,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
                 if isinstance(weights, ray.ObjectRef):
                     weights = ray.get(weights)
                 assert self.module is not None
-                self.module.set_state(weights.get(DEFAULT_MODULE_ID, weights))
+                with one_thread():
+                    self.module.set_state(weights.get(DEFAULT_MODULE_ID, weights))
             self._weights_seq_no = number or self._weights_seq_no
         if NUM_ENV_STEPS_SAMPLED_LIFETIME in state:
             self.num_env_steps_sampled_lifetime = state[NUM_ENV_STEPS_SAMPLED_LIFETIME]
@@ -219,10 +223,12 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
     def _acting(self, module: Any) -> Network:
         """Return a module's network as it acts for one rollout, in the learner's precision."""
         network, dtype = module.network, products_dtype(self.config.precision, self._device)
-        if dtype == torch.float32:
+        is_flat = type(network) is FlatNetwork and self._device.type == "cpu"
+        if dtype == torch.float32 and not is_flat:
             return network  # type: ignore[no-any-return]
         if network not in self._copies:
-            self._copies[network] = RoundedCopy(network, dtype)
+            copy = FlatActing if is_flat else RoundedCopy
+            self._copies[network] = copy(network, dtype)
         return self._copies[network].updated()
 
     def _count(self, num_rows: dict[str, int]) -> None:

@@ -6,6 +6,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from safetensors.torch import save_file
 
 from cloudsched.errors import ConfigError
+from cloudsched.models.flat_gradient import FlatGradient
 from cloudsched.models.precision import Linear
 from cloudsched.rl.algorithms.ppo import ENV_ID, ClusterPPO, ClusterPPOConfig
 from cloudsched.rl.learners import ppo
@@ -200,15 +201,42 @@ def test_rounded_products_sample_and_learn_alike(build, tiny_config, kind):
     assert {layer.products for layer in layers} <= {torch.float32}, "what is kept is not rounded"
 
 
+def flat(config, **training):
+    """Return a config of the flat network where few actions are legal and threads share rows."""
+    config = config.copy(copy_frozen=False)
+    config.environment(env_config={"settings": {"episode_ticks": 30}})
+    config.rl_module(model_config={"network": {"kind": "flat", "flat_width": 32}})
+    config.training(minibatch_size=256, **training)
+    return config
+
+
+def test_gradients_by_hand_give_the_weights_of_autograd(build, tiny_config, monkeypatch):
+    found = []
+    for is_by_hand in (True, False):
+        if not is_by_hand:
+            monkeypatch.setattr(FlatGradient, "suits", lambda *_: False)
+        algorithm = build(flat(tiny_config, precision="float32", lr=1e-3, vf_clip_param=None))
+        before = weights(algorithm)
+        result = algorithm.train()["learners"]["default_policy"]
+        assert bool(algorithm.learner_group._learner._flat_gradients) == is_by_hand
+        found.append((weights(algorithm), result))
+    (by_hand, seen), (plain, seen_plainly) = found
+    for name, array in plain.items():
+        step = np.abs(array - before[name]).max()
+        assert step > 1e-3, name
+        np.testing.assert_allclose(by_hand[name], array, atol=0.02 * step, err_msg=name)
+    for name in ("policy_loss", "value_loss", "entropy", "gradient_norm", "num_minibatches"):
+        assert seen[name] == pytest.approx(seen_plainly[name], rel=1e-3, abs=1e-5), name
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_same_seed_gives_the_same_bits(build, tiny_config, precision):
-    tiny_config.training(precision=precision)
-    tiny_config.rl_module(model_config={"network": {"kind": "flat"}})
     found = []
     for _ in range(2):
-        algorithm = build(tiny_config.copy(copy_frozen=False))
+        algorithm = build(flat(tiny_config, precision=precision))
         for _ in range(2):
             algorithm.train()
+        assert algorithm.learner_group._learner._flat_gradients
         found.append(weights(algorithm))
     for name, array in found[0].items():
         np.testing.assert_array_equal(found[1][name], array, err_msg=name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import fields
 from typing import Any
 
@@ -14,15 +15,26 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.policy.sample_batch import MultiAgentBatch
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
-from torch import Tensor
+from torch import Tensor, nn
 
+from cloudsched.models.flat_gradient import FlatGradient, PPOColumns, PPOWeights
+from cloudsched.models.flat_pass import FlatRows
 from cloudsched.models.losses import PPOLoss
 from cloudsched.models.memory import keep_freed_memory
 from cloudsched.models.networks import ROW, FlatNetwork
 from cloudsched.models.precision import products_dtype, take_products_in
 from cloudsched.models.surrogate import backward_ppo
+from cloudsched.models.threads import one_thread
 from cloudsched.rl.runner import Batch, as_tensors
 
+KNOWN = (
+    Columns.ACTIONS,
+    Columns.ACTION_LOGP,
+    Columns.VF_PREDS,
+    Postprocessing.ADVANTAGES,
+    Postprocessing.VALUE_TARGETS,
+)
+"""The columns of PPO's loss beside observations, in the order of `PPOColumns`."""
 ADVANTAGE_STATE = "advantage_variances"
 ADVANTAGE_DECAY = 0.9
 CACHED_SERVERS = 16_384
@@ -42,6 +54,7 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
         dtype = products_dtype(self.config.precision, self._device)
         self.module.foreach_module(lambda _, module: take_products_in(dtype, module))
         self._advantage_variances: dict[str, float] = {}
+        self._flat_gradients: dict[nn.Module, FlatGradient] = {}
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Use Adam's fused kernel, which spares a dozen calls for each tensor."""
@@ -105,44 +118,52 @@ class ColumnPPOLearner(PPOTorchLearner):  # type: ignore[misc]
         if is_critic_alone:
             columns[Postprocessing.ADVANTAGES].zero_()
             entropy_weight = 0.0
-        module, optimizer = self.module[module_id], self.get_optimizer(module_id)
-        network = module.unwrapped().network
-        if isinstance(network, FlatNetwork):
-            columns[Columns.OBS] = network.condensed(columns[Columns.OBS])
+        weights = PPOWeights(
+            config.clip_param, config.vf_clip_param, config.vf_loss_coeff, entropy_weight
+        )
+        optimizer = self.get_optimizer(module_id)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         terms: list[Tensor] = []
-        for _ in range(num_epochs):
-            epoch_start = len(terms)
-            for rows in minibatches(columns, minibatch_size):
-                optimizer.zero_grad(set_to_none=True)
-                found: list[Tensor] = []
-                for part in in_cache(columns, rows):
-                    share = len(part[Columns.ACTIONS]) / len(rows)
-                    output = module.forward_train({Columns.OBS: part[Columns.OBS]})
-                    loss = backward_ppo(
-                        logits_BA=output[Columns.ACTION_DIST_INPUTS],
-                        value_B=output[Columns.VF_PREDS],
-                        action_B=part[Columns.ACTIONS],
-                        old_log_prob_B=part[Columns.ACTION_LOGP],
-                        old_value_B=part[Columns.VF_PREDS],
-                        advantage_B=part[Postprocessing.ADVANTAGES],
-                        return_B=part[Postprocessing.VALUE_TARGETS],
-                        clip=config.clip_param,
-                        value_clip=config.vf_clip_param,
-                        value_weight=config.vf_loss_coeff,
-                        entropy_weight=entropy_weight,
-                        share=share,
-                    )
-                    named = [getattr(loss, f.name).detach() for f in fields(PPOLoss)]
-                    found.append(share * torch.stack(named))
-                norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf)
-                optimizer.step()
-                terms.append(torch.cat([torch.stack(found).sum(dim=0), norm.detach()[None]]))
-            if config.target_kl is not None:
-                kl = self._mean_over_learners(torch.stack(terms[epoch_start:]).mean(0))[4]
-                if kl > config.target_kl:
-                    break
+        with ExitStack() as stack:
+            write_gradient = self._way_to_gradients(module_id, columns, weights, stack)
+            for _ in range(num_epochs):
+                epoch_start = len(terms)
+                for rows in minibatches(columns, minibatch_size):
+                    found = write_gradient(rows)
+                    norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or math.inf)
+                    optimizer.step()
+                    terms.append(torch.cat([found, norm.detach()[None]]))
+                if config.target_kl is not None:
+                    kl = self._mean_over_learners(torch.stack(terms[epoch_start:]).mean(0))[4]
+                    if kl > config.target_kl:
+                        break
         self._log_update(module_id, columns, torch.stack(terms))
+
+    def _way_to_gradients(
+        self, module_id: str, columns: Batch, weights: PPOWeights, stack: ExitStack
+    ) -> Callable[[Tensor], Tensor]:
+        """Return what writes the gradient over some rows, and returns the terms of the loss.
+
+        Args:
+            stack: gets what must hold until the last gradient.
+        """
+        module = self.module[module_id]
+        network, observation = module.unwrapped().network, columns[Columns.OBS]
+        is_alone = module is module.unwrapped()  # no gradients of other learners to be added
+        if is_alone and FlatGradient.suits(network, observation["action_mask"]):
+            if network not in self._flat_gradients:
+                self._flat_gradients[network] = FlatGradient(network)
+            # Not only within the gradient: where threads have shared an operation they go on
+            # spinning for a while, on cores that other threads need.
+            stack.enter_context(one_thread())
+            dtype = products_dtype(self.config.precision, self._device)
+            read = FlatRows.of(network, observation, dtype)
+            known = PPOColumns(observation["action_mask"], *(columns[name] for name in KNOWN))
+            write = self._flat_gradients[network].write
+            return lambda rows: write(read, known, rows, weights)
+        if isinstance(network, FlatNetwork):
+            columns[Columns.OBS] = network.condensed(observation)
+        return lambda rows: _autograd(module, columns, rows, weights)
 
     def _scaled_advantages(self, module_id: str, advantage_B: Tensor, scaling: str) -> Tensor:
         """Centre advantages and bring them to order one, by a running scale or the batch's own."""
@@ -207,6 +228,28 @@ def in_cache(columns: Batch, rows: Tensor) -> Iterator[Batch]:
         size = max(1, CACHED_SERVERS // observation["servers"].shape[1])
     for part in rows.tensor_split(-(-len(rows) // size)):
         yield _take(columns, part)
+
+
+def _autograd(module: Any, columns: Batch, rows: Tensor, weights: PPOWeights) -> Tensor:
+    """Write the gradient of any module; return (6,) the terms of the loss."""
+    module.zero_grad(set_to_none=True)
+    found: list[Tensor] = []
+    for part in in_cache(columns, rows):
+        output = module.forward_train({Columns.OBS: part[Columns.OBS]})
+        action_B, old_log_prob_B, old_value_B, advantage_B, return_B = (part[n] for n in KNOWN)
+        loss = backward_ppo(
+            logits_BA=output[Columns.ACTION_DIST_INPUTS],
+            value_B=output[Columns.VF_PREDS],
+            action_B=action_B,
+            old_log_prob_B=old_log_prob_B,
+            old_value_B=old_value_B,
+            advantage_B=advantage_B,
+            return_B=return_B,
+            **weights._asdict(),
+            share=len(action_B) / len(rows),
+        )
+        found.append(torch.stack([getattr(loss, f.name).detach() for f in fields(PPOLoss)]))
+    return torch.stack(found).sum(dim=0)
 
 
 def _take(columns: Batch, rows: Tensor) -> Batch:
