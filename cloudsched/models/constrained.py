@@ -64,7 +64,7 @@ class ConstrainedConfig(Settings):
     """Ticks until a decision's outcome is bootstrapped."""
     temperature: float = 0.015
     """Price of leaving the data: ticks of full power that one nat of divergence is worth."""
-    reach: float = 2.0
+    reach: float = 3.0
     """Most nats that an action can gain or lose against the data."""
     pessimism: float = 0.1
     """Weight of CQL on the cost head: actions that the data lacks look costlier."""

@@ -168,27 +168,35 @@ def improve(is_asleep: NDArray[np.bool_], num_pairs: int, num_legal: int, room: 
         place_before += prior[i]
         wanted[i] *= prior[i]
         place_after += wanted[i]
-    wake_before = wake_after = sleep = wait = np.float32(0.0)
+    wake_before = wake_after = sleep_before = sleep_after = wait = np.float32(0.0)
     for i in range(num_place, num_moving):
+        wanted[i] *= prior[i]
         if is_asleep[legal[i] - num_pairs]:
             wake_before += prior[i]
-            wanted[i] *= prior[i]
             wake_after += wanted[i]
         else:
-            wanted[i] = prior[i] if num_place > 0 else prior[i] * wanted[i]
-            sleep += wanted[i]
+            sleep_before += prior[i]
+            sleep_after += wanted[i]
     for i in range(num_moving, num_legal):
         wanted[i] = prior[i]
         wait += prior[i]
-    # Placements keep their odds against other kinds of action, and so do wakes.
+    # Placements keep their odds against other kinds of action.
     if place_after > 0.0:
         for i in range(num_place):
             wanted[i] *= place_before / place_after
-    if wake_after > 0.0:
-        for i in range(num_place, num_moving):
-            if is_asleep[legal[i] - num_pairs]:
-                wanted[i] *= wake_before / wake_after
-    sums[PLACE], sums[WAKE], sums[SLEEP], sums[WAIT] = place_before, wake_before, sleep, wait
+    wake, sleep = wake_before, sleep_before
+    if num_place == 0:
+        # One server more costs what the wakes lose, and one fewer saves as much.
+        wake = min(wake_before, wake_after)
+        sleep = sleep_before * wake_before / wake_after if wake_after > 0.0 else sleep_after
+    for i in range(num_place, num_moving):
+        if is_asleep[legal[i] - num_pairs]:
+            wanted[i] *= wake / wake_after
+        elif num_place > 0:
+            wanted[i] = prior[i]
+        else:
+            wanted[i] *= sleep / sleep_after
+    sums[PLACE], sums[WAKE], sums[SLEEP], sums[WAIT] = place_before, wake, sleep, wait
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})

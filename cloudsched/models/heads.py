@@ -60,14 +60,16 @@ def better_logits(
     """Return (B, A) masked logits of a better policy that keeps to what the data supports.
 
     Near the prior it maximises reward - price * cost - KL(policy || prior), in nats. No action
-    gains or loses more than `reach` of them: what is hopeless under the prior stays so, however
-    good it looks to heads that never saw what comes of it.
+    gains or loses more than `reach` of them, nor does a kind of action: what is hopeless under the
+    prior stays so, however good it looks to heads that never saw what comes of it.
 
-    Which job goes where and which server wakes is free within that, but only sleeping may gain on
-    other kinds of action, and only where no job can be placed; placing, waking and waiting keep
-    their odds against each other. Whoever holds jobs back or wakes too late pays for it long
-    afterwards, in states that the data lacks. Whoever sleeps too early is soon corrected by waking,
-    but not whoever spends the decisions of a tick on sleeping while jobs wait.
+    Which job goes where and which server wakes or sleeps is free within that, but kinds of action
+    keep their odds against each other where a job can be placed. Elsewhere there is one price of a
+    server that is awake: what waking one costs is what sleeping one saves, so that the policy does
+    not wake what it puts to sleep. It is read off the wakes. Logged sleeps do not tell it: where a
+    server is missed their author wakes one at once, so that they show as a loss; a server that was
+    woken stays awake for a while. Waking never gains, as jams teach when to wake
+    (`cloudsched.models.strain`).
 
     Args:
         outputs_BHA: as in `Heads`; the policy is not read.
@@ -85,9 +87,14 @@ def better_logits(
     place_BP = place_BP - _growth(prior_BP, place_BP)
     if num_toggles:
         can_place_B1 = (mask_BA[:, : parts[0]] != 0).any(1, keepdim=True)
-        toggle_BT = toggle_BT.masked_fill(can_place_B1 & ~is_asleep_BT, 0.0)
-        growth_B1 = _growth(mask_logits(prior_BT, is_asleep_BT), toggle_BT)
-        toggle_BT = torch.where(is_asleep_BT, toggle_BT - growth_B1, toggle_BT)
+        can_wake_B1 = (mask_BA[:, parts[0] : -1] * is_asleep_BT != 0).any(1, keepdim=True)
+        wake_B1 = _growth(mask_logits(prior_BT, is_asleep_BT), toggle_BT)
+        sleep_B1 = _growth(mask_logits(prior_BT, ~is_asleep_BT), toggle_BT)
+        # Where all are awake there is only what sleeping did for itself.
+        fewer_B1 = torch.where(can_wake_B1, -wake_B1, sleep_B1)
+        waking_BT = toggle_BT - torch.where(can_place_B1, wake_B1, wake_B1.clamp(min=0.0))
+        sleeping_BT = (toggle_BT - sleep_B1 + fewer_B1).masked_fill(can_place_B1, 0.0)
+        toggle_BT = torch.where(is_asleep_BT, waking_BT, sleeping_BT)
     return prior_BA + torch.cat([place_BP, toggle_BT, torch.zeros_like(wait_B1)], dim=1)
 
 

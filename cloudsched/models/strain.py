@@ -7,6 +7,10 @@ long the queue is, and whoever then does what is likeliest never wakes a server 
 But whoever woke a server would have done so all the more with less room, fewer servers awake and
 more jobs waiting. So each logged wake also stands for some that were not logged: the same decision
 with the servers that are awake full, some of them asleep, and a queue of jobs that fit nowhere.
+
+After a jam many servers wake at once, which no log shows either. A policy that neither wakes too
+late nor places anything puts them to sleep and wakes them again until the tick ends. But whoever
+placed a job would have done so with more servers awake, too.
 """
 
 from __future__ import annotations
@@ -61,8 +65,9 @@ def strained_rows(
 def after_longer_waits(placements: Observation) -> tuple[dict[str, Tensor], Tensor]:
     """Return observations like those in which a job was placed, only that jobs waited longer.
 
-    Where the window is full, the queue behind it is longer too. Placements are common, so that one
-    in `ONE_IN` is enough.
+    Where the window is full, the queue behind it is longer too. In every second one some servers
+    that slept have just been woken, as it is after a jam: all the more was there to place.
+    Placements are common, so that one in `ONE_IN` is enough.
 
     Returns:
         The observations, and the row that each was made from.
@@ -73,9 +78,41 @@ def after_longer_waits(placements: Observation) -> tuple[dict[str, Tensor], Tens
     jobs = _aged(placements["jobs"], number_S)
     is_present = placements["jobs"][:, :, -1:]
     jobs = jobs * is_present
-    awake_S = torch.ones_like(number_S)
-    context = _longer_queue(placements["context"], jobs, placements["servers"], awake_S, number_S)
-    return {**placements, "jobs": jobs, "context": context}, rows_S
+    servers, mask, awake_S = _woken_servers(placements, number_S)
+    context = _longer_queue(placements["context"], jobs, servers, awake_S, number_S)
+    found = {"servers": servers, "jobs": jobs, "context": context, "action_mask": mask}
+    return found, rows_S
+
+
+def _woken_servers(placements: Observation, number_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (S, N, F) servers, in half of the rows some of the sleeping ones woken, (S, A) masks,
+    and (S,) how many servers are awake, as a share of those that were.
+    """
+    servers, jobs, mask = (placements[name] for name in ("servers", "jobs", "action_mask"))
+    num_servers, num_resources = servers.shape[1], jobs.shape[2] - 4
+    at = columns(num_resources)
+    was_asleep = servers[:, :, at.is_asleep] != 0.0
+    server_N = torch.arange(num_servers, device=servers.device)
+    number_S1 = number_S.unsqueeze(1)
+    turn_SN = (server_N + number_S1 // 2) % 3
+    is_woken = was_asleep & (number_S1 % 2 == 0)
+    is_waking, is_active = is_woken & (turn_SN == 0), is_woken & (turn_SN == 1)
+    servers = servers.clone()
+    servers[:, :, at.is_asleep] -= (is_waking | is_active).float()
+    servers[:, :, at.is_waking] += is_waking
+    servers[:, :, at.is_active] += is_active
+    servers[:, :, at.wake_left] += placements["context"][:, at.wake_delay, None] * is_waking
+
+    num_pairs = num_servers * jobs.shape[1]
+    demand, free = jobs[:, :, None, :num_resources], servers[:, None, :, :num_resources]
+    fits = (demand <= free).all(dim=3) & is_active.unsqueeze(1) & (jobs[:, :, -1:] != 0.0)
+    num_toggles = mask.shape[1] - num_pairs - 1  # none where nothing may sleep
+    mask = mask.clone()
+    mask[:, :num_pairs] |= fits.flatten(1)
+    mask[:, num_pairs:-1] &= ~is_waking[:, :num_toggles]
+    num_awake_S = (~was_asleep).sum(dim=1)
+    num_woken_S = (is_waking | is_active).sum(dim=1)
+    return servers, mask, 1.0 + num_woken_S / num_awake_S.clamp(min=1)
 
 
 def under_strain(wakes: Observation, later_jobs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -168,7 +205,7 @@ def _longer_queue(
     """Return (S, F) contexts that tell of the queue, of who is awake and of the power.
 
     Args:
-        awake_S: the share of the servers awake before that still is.
+        awake_S: servers awake, as a share of those that were before.
     """
     num_servers, num_resources = servers.shape[1], jobs.shape[2] - 4
     at = columns(num_resources)
@@ -184,6 +221,7 @@ def _longer_queue(
     context[:, at.queued : at.queued + num_resources] = queued / (queued + 1.0)
     context[:, at.late] = late_S / (late_S + num_servers)
     context[:, at.awake : at.awake + 2] *= awake_S.unsqueeze(1)
+    context[:, at.awake : at.awake + 2].clamp_(max=1.0)
     return context
 
 

@@ -9,7 +9,7 @@ from cloudsched.envs.observation import columns
 from cloudsched.heuristics.catalog import make_heuristic
 from cloudsched.models.constrained import ConstrainedConfig, ConstrainedModel
 from cloudsched.models.constrained_learner import ConstrainedLearner
-from cloudsched.models.kinds import WAKE, kinds, toggled
+from cloudsched.models.kinds import PLACE, WAKE, kinds, toggled
 from cloudsched.models.networks import NetworkConfig, ObservationSizes
 from cloudsched.models.prepared import OBSERVATION
 from cloudsched.models.strain import NUM_COPIES, after_longer_waits, under_strain
@@ -112,19 +112,55 @@ def test_a_wake_while_jobs_can_be_placed_has_no_copies(logged):
     assert len(worse["jobs"]) == 0
 
 
-def test_placements_keep_their_servers_and_mask_while_jobs_wait_longer(logged):
+def placed_later(logged):
+    placements = {name: of_kind(logged, PLACE)[name] for name in OBSERVATION}
+    later, source = after_longer_waits(placements)
+    return {name: values[source] for name, values in placements.items()}, later, placements
+
+
+def test_placements_wait_longer_under_strain(logged):
     config, _ = logged
     at = columns(config.num_resources)
-    placements = {name: of_kind(logged, 0)[name] for name in OBSERVATION}
-    later, source = after_longer_waits(placements)
-    assert torch.equal(later["servers"], placements["servers"][source])
+    _, later, placements = placed_later(logged)
     assert 0 < len(later["jobs"]) < len(placements["jobs"])
-    assert (later["action_mask"][:, :-1].sum(dim=1) > 0).all()
     is_empty = later["jobs"][:, :, -1] == 0.0
     assert (later["jobs"][is_empty] == 0.0).all()
     assert later["jobs"][:, :, at.wait].max() > placements["jobs"][:, :, at.wait].max()
     assert later["jobs"][:, :, at.laxity].min() < placements["jobs"][:, :, at.laxity].min()
     assert later["context"].abs().max() <= 1.0
+
+
+def test_servers_woken_under_strain_are_as_in_the_simulator_and_so_is_the_mask(logged):
+    config, rows = logged
+    at, num_resources = columns(config.num_resources), config.num_resources
+    num_pairs = config.visible_jobs * config.num_servers
+    before, later, _ = placed_later(logged)
+    modes = slice(at.is_active, at.is_asleep + 1)
+    is_woken = (later["servers"][:, :, modes] != before["servers"][:, :, modes]).any(dim=2)
+    assert (before["servers"][is_woken][:, at.is_asleep] == 1.0).all()
+    assert torch.equal(later["servers"][~is_woken], before["servers"][~is_woken])
+    for mode in (at.is_active, at.is_waking):
+        ours = is_woken & (later["servers"][:, :, mode] == 1.0)
+        assert ours.any()
+        for server in ours.any(dim=0).nonzero().squeeze(1).tolist():
+            woken = later["servers"][ours[:, server], server]
+            same = rows["servers"][:, server]
+            is_idle = (same[:, :num_resources] == same[:, num_resources : 2 * num_resources]).all(1)
+            same = same[is_idle & (same[:, mode] == 1.0)]
+            if len(same):
+                known = [f for f in range(same.shape[1]) if f != at.idle_ticks]
+                torch.testing.assert_close(woken[0, known], same[0, known])
+    awake = (later["servers"][:, :, at.is_asleep] == 0.0).float().mean(dim=1)
+    torch.testing.assert_close(later["context"][:, at.awake], awake)
+    for servers, jobs, mask in zip(
+        *(later[name] for name in ("servers", "jobs", "action_mask")), strict=True
+    ):
+        has_room = (jobs[:, None, :num_resources] <= servers[None, :, :num_resources]).all(dim=2)
+        fits = has_room & (jobs[:, -1:] != 0.0) & (servers[:, at.is_active] != 0.0)
+        assert torch.equal(mask[:num_pairs] != 0, fits.flatten())
+        is_idle = (servers[:, at.is_active] != 0.0) & (servers[:, at.last_end] == 0.0)
+        can_toggle = is_idle | (servers[:, at.is_asleep] != 0.0)
+        assert torch.equal(mask[num_pairs:-1] != 0, can_toggle)
 
 
 def test_a_policy_learned_from_logs_without_jams_wakes_a_server_in_one(logged):

@@ -56,31 +56,50 @@ def test_each_head_is_one_ordinary_network(observation, kind, is_balanced):
         assert (logits[~is_legal] < -1e30).all()
 
 
-def a_better_policy(prior, reward, cost, *, can_place=False):
+def a_better_policy(prior, reward, cost, *, can_place=False, can_wake=True):
     """Score two pairs, a server that sleeps, one that does not, and waiting."""
-    mask = torch.tensor([[can_place, can_place, 1, 1, 1]], dtype=torch.int8)
+    mask = torch.tensor([[can_place, can_place, can_wake, 1, 1]], dtype=torch.int8)
     outputs = torch.tensor([[prior, reward, cost]], dtype=torch.float32)
     is_asleep = torch.tensor([[True, False]])
     score = better_logits(outputs, mask, is_asleep, price=2.0, nats_2=(10.0, 10.0), reach=2.0)
     return score[0], torch.softmax(score, 1)[0], torch.softmax(outputs[0, 0], 0)
 
 
+def odds_of(chances, action, other=4):
+    return (chances[action] / chances[other]).item()
+
+
 def test_no_action_gains_more_than_the_reach_against_the_prior():
-    score, _, _ = a_better_policy([0.0, 0.0, 0.0, -9.0, 0.0], [0, 0, 0, 50.0, 0], [0.0] * 5)
-    assert score[3].item() == pytest.approx(-7.0)
-    score, _, _ = a_better_policy([0.0] * 5, [0, 0, 0, 0.001, 0], [0, 0, 0, 0.002, 0])
+    score, _, _ = a_better_policy([0.0, 0.0, 0.0, -9.0, 0.0], [0, 0, -50.0, 0, 0], [0.0] * 5)
+    assert score[2:].tolist() == pytest.approx([-2.0, -7.0, 0.0])
+    score, _, _ = a_better_policy([0.0] * 5, [0, 0, -0.001, 0, 0], [0, 0, -0.002, 0, 0])
     assert score[3].item() == pytest.approx(-0.03, rel=1e-3)  # small gains count in full
 
 
-def test_only_sleeping_gains_on_other_kinds_of_action():
-    prior, reward = [0.3, 0.0, -1.0, -2.0, 0.5], [0.2, -0.1, -3.0, 0.1, 3.0]
+def test_a_server_fewer_saves_what_waking_one_costs():
+    """What was logged of sleeping tells of authors who woke a server again at once."""
+    prior, reward = [0.3, 0.0, -1.0, -2.0, 0.5], [0.2, -0.1, -0.05, -3.0, 3.0]
     _, after, before = a_better_policy(prior, reward, [0.0] * 5)
-    assert after[3] / after[4] > before[3] / before[4]
-    assert (after[2] / after[4]).item() == pytest.approx((before[2] / before[4]).item(), rel=1e-5)
+    lost = np.log(odds_of(after, 2) / odds_of(before, 2))
+    assert lost == pytest.approx(-2.0 * np.tanh(0.25), rel=1e-4)
+    assert np.log(odds_of(after, 3) / odds_of(before, 3)) == pytest.approx(-lost, rel=1e-4)
+    reward[2] = 0.05  # where it pays to wake, sleeping loses, but waking gains nothing
+    _, after, before = a_better_policy(prior, reward, [0.0] * 5)
+    assert odds_of(after, 2) == pytest.approx(odds_of(before, 2), rel=1e-5)
+    assert np.log(odds_of(after, 3) / odds_of(before, 3)) == pytest.approx(lost, rel=1e-4)
+
+
+def test_sleeping_counts_for_itself_where_no_server_can_be_woken():
+    score, *_ = a_better_policy([0.0] * 5, [0, 0, 9.0, 0.03, 0], [0.0] * 5, can_wake=False)
+    assert score[3].item() == pytest.approx(2.0 * np.tanh(0.15), rel=1e-4)
+
+
+def test_kinds_of_action_keep_their_odds_while_a_job_can_be_placed():
+    prior, reward = [0.3, 0.0, -1.0, -2.0, 0.5], [0.2, -0.1, -3.0, 0.1, 3.0]
     score, after, before = a_better_policy(prior, reward, [0.0] * 5, can_place=True)
     place = (after[:2].sum() / after[4], before[:2].sum() / before[4])
     assert place[0].item() == pytest.approx(place[1].item(), rel=1e-5)
-    assert (after[2] / after[4]).item() == pytest.approx((before[2] / before[4]).item(), rel=1e-5)
+    assert odds_of(after, 2) == pytest.approx(odds_of(before, 2), rel=1e-5)
     assert after[0] / after[1] > before[0] / before[1]  # but where a job goes is free
     assert torch.isfinite(score).all()
 
