@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from cloudsched.config import Settings
-from cloudsched.models import flat_gradient
+from cloudsched.models import flat_heads_gradient
 from cloudsched.models.constrained_gradient import compiled_loss, compiled_next_actions
 from cloudsched.models.constrained_loss import (
     ConstrainedLoss,
@@ -148,8 +148,8 @@ class ConstrainedModel(nn.Module):
             count = len(batch["action"])
             batch = next(cut(prepared, torch.arange(count, device=price.device), count))
         scales = self._scales(price, config)
-        if flat_gradient.is_for(self.heads):
-            return flat_gradient.flat_loss(self.heads, self.target, self.luck, batch, scales)
+        if flat_heads_gradient.is_for(self.heads):
+            return flat_heads_gradient.flat_loss(self.heads, self.target, self.luck, batch, scales)
         is_compiled = price.device.type == "cpu"
         with torch.no_grad():
             following = {

@@ -2,7 +2,7 @@
 
 The products take nearly all of the time then, so nothing stands between them: no autograd, weights
 are rounded once, and what the layers need besides is done in one pass over what they give. Anywhere
-else `FlatHeads` and autograd do the same; `tests/models/test_flat_gradient.py` holds the two
+else `FlatHeads` and autograd do the same; `tests/models/test_flat_heads_gradient.py` holds the two
 together.
 """
 

@@ -7,7 +7,7 @@ import torch
 from cloudsched.config import ClusterConfig
 from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.heuristics.catalog import make_heuristic
-from cloudsched.models import flat_gradient
+from cloudsched.models import flat_heads_gradient
 from cloudsched.models.constrained import ConstrainedConfig, ConstrainedModel
 from cloudsched.models.constrained_kernels import pack, unpack
 from cloudsched.models.constrained_loss import ConstrainedLoss
@@ -68,9 +68,9 @@ def results(model, config, columns, factor=1.0):
 def by_hand_and_by_autograd(columns, monkeypatch):
     model, config = a_model()
     take_products_in(torch.bfloat16, model)
-    assert flat_gradient.is_for(model.heads)
+    assert flat_heads_gradient.is_for(model.heads)
     by_hand = results(model, config, columns)
-    monkeypatch.setattr(flat_gradient, "is_for", lambda _: False)
+    monkeypatch.setattr(flat_heads_gradient, "is_for", lambda _: False)
     return by_hand, results(model, config, columns)
 
 
@@ -143,11 +143,11 @@ def test_rows_may_come_from_where_nothing_was_rounded(columns):
 
 def test_it_is_for_flat_networks_with_rounded_products_only():
     flat, _ = a_model()
-    assert not flat_gradient.is_for(flat.heads)
+    assert not flat_heads_gradient.is_for(flat.heads)
     for kind, is_for in (("flat", True), ("set", False)):
         model, _ = a_model(kind)
         take_products_in(torch.bfloat16, model)
-        assert flat_gradient.is_for(model.heads) == is_for
+        assert flat_heads_gradient.is_for(model.heads) == is_for
 
 
 def test_bits_are_those_of_the_nearest_number():
