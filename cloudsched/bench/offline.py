@@ -33,7 +33,8 @@ from cloudsched.models.constrained_learner import ConstrainedLearner
 from cloudsched.models.memory import keep_freed_memory
 from cloudsched.models.networks import NetworkConfig
 from cloudsched.models.prepared import cut
-from cloudsched.rl.offline import build_model, endless, iter_batches, reader
+from cloudsched.rl.feeding import endless, finished_batches
+from cloudsched.rl.offline import build_model, reader
 
 # d3rlpy and what it imports, apart from what this project brings itself.
 D3RLPY = (
@@ -173,11 +174,10 @@ def _fed_by_ray_data(
     config: OfflineBenchConfig, folder: Path, manifest: Manifest, kind: str, stack: ExitStack
 ) -> Step:
     learner = _learner(config, folder, kind)
-    dataset = reader(folder, manifest, _learning(config, kind), seed=0).dataset()
-
-    batches = endless(
-        lambda: iter_batches(dataset, learner.module.prepare, config.batch_size, 0, "cpu")
-    )
+    source = reader(folder, manifest, _learning(config, kind), seed=0)
+    dataset = finished_batches(source, learner.module.preparation(), config.batch_size)
+    (shard,) = dataset.streaming_split(1)  # as Ray Train gives it to a worker
+    batches = endless(shard, "cpu")
     # Threads of Ray Data that outlive Ray take the process down with them.
     stack.callback(_await_threads, set(threading.enumerate()))
     stack.callback(batches.close)

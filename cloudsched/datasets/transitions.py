@@ -7,6 +7,7 @@ piling up along the free decisions in between.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float32]
 
-MIXED_GROUPS = 8  # row groups that are shuffled together; one holds a few ticks of a few episodes
-MIN_BLOCKS = 8  # or several workers would have nothing to read in parallel
+MIXED_GROUPS = (
+    8  # row groups, at least, that are shuffled together; one holds a few ticks of a few episodes
+)
 NEXT = "next_"
 COLUMNS = (
     *OBSERVATION,
@@ -92,45 +94,66 @@ class TransitionReader:
         self._seed = seed
         self._is_wanted = np.array([author in (None, b.policy) for b in manifest.behaviours])
 
-    def pieces(self) -> list[dict[str, Any]]:
-        """Return the row groups with wanted rows, for Ray Data, in an order drawn from the seed."""
+    def pieces(self, num_passes: int = 1) -> list[dict[str, Any]]:
+        """Return the row groups with wanted rows, for Ray Data, in an order drawn from the seed.
+
+        Args:
+            num_passes: how often they come, each time in another order.
+        """
         found = []
         for name in self._manifest.files:
             with open_part(self._folder, name, self._manifest) as file:
-                found += [
-                    {"file": name, "group": group}
-                    for group in range(file.num_row_groups)
-                    if self._may_hold_wanted(file.metadata.row_group(group))
-                ]
-        order = np.random.default_rng(self._seed).permutation(len(found))
-        return [found[i] for i in order]
+                for group in range(file.num_row_groups):
+                    count = self._num_wanted(file, group)
+                    if count > 0:
+                        found.append({"file": name, "group": group, "num_wanted": count})
+        generator = np.random.default_rng(self._seed)
+        orders = [generator.permutation(len(found)) for _ in range(num_passes)]
+        return [found[i] for order in orders for i in order]
 
-    def _may_hold_wanted(self, group: pq.RowGroupMetaData) -> bool:
-        """Whether a row group's range of behaviours, if it is known, has a wanted one in it."""
-        for i in range(group.num_columns):
-            column = group.column(i)
+    def _num_wanted(self, file: pq.ParquetFile, group: int) -> int:
+        """Return how many rows of a row group are wanted; mostly all or none, and it tells so."""
+        metadata = file.metadata.row_group(group)
+        for i in range(metadata.num_columns):
+            column = metadata.column(i)
             if column.path_in_schema == "behaviour" and column.is_stats_set:
                 statistics = column.statistics
                 if statistics is not None and statistics.has_min_max:
-                    return bool(self._is_wanted[statistics.min : statistics.max + 1].any())
-        return True
+                    is_wanted = self._is_wanted[statistics.min : statistics.max + 1]
+                    if is_wanted.all() or not is_wanted.any():
+                        return int(metadata.num_rows) if is_wanted.all() else 0
+        behaviour = file.read_row_group(group, columns=["behaviour"])["behaviour"].to_numpy()
+        return int(self._is_wanted[behaviour].sum())
 
-    def dataset(self) -> Dataset:
-        """Return the transitions as a Ray Data dataset that streams from disk."""
+    def dataset(
+        self, finish: Callable[[Arrays], Any], *, min_rows: int, min_blocks: int
+    ) -> Dataset:
+        """Return the transitions as a Ray Data dataset that streams from disk.
+
+        Args:
+            finish: makes a block, as `map_batches` takes it, of transitions that were read and
+                shuffled together; done by whoever reads them.
+            min_rows: how many these are, about, or more.
+            min_blocks: if one pass over the data gives fewer, as many follow as it takes.
+        """
         import ray
 
         pieces = self.pieces()
-        num_together = min(MIXED_GROUPS, max(1, len(pieces) // MIN_BLOCKS))
-        num_blocks = -(-len(pieces) // num_together)
-        return ray.data.from_items(pieces, override_num_blocks=num_blocks).map_batches(
-            self.read_batch, batch_size=None, zero_copy_batch=True
+        num_rows = sum(piece["num_wanted"] for piece in pieces)
+        num_blocks = max(1, min(len(pieces) // MIXED_GROUPS, num_rows // min_rows))
+        num_passes = -(-min_blocks // num_blocks)
+        read = ray.data.from_items(
+            self.pieces(num_passes), override_num_blocks=num_passes * num_blocks
+        )
+        return read.map_batches(
+            lambda some: finish(self.read_batch(some)), batch_size=None, zero_copy_batch=True
         )
 
-    def read_batch(self, piece: dict[str, NDArray[Any]]) -> Arrays:
+    def read_batch(self, pieces: dict[str, NDArray[Any]]) -> Arrays:
         """Read some row groups and shuffle them together."""
         places = [
             (str(name), int(group))
-            for name, group in zip(piece["file"], piece["group"], strict=True)
+            for name, group in zip(pieces["file"], pieces["group"], strict=True)
         ]
         parts = [self.read(name, group) for name, group in places]
         if len(parts) == 1:

@@ -22,11 +22,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from cloudsched.config import Settings
+from cloudsched.models import flat_heads_gradient
 from cloudsched.models.constrained_gradient import compiled_loss, compiled_next_actions
 from cloudsched.models.constrained_loss import (
     ConstrainedLoss,
@@ -41,7 +43,16 @@ from cloudsched.models.lagrange import LagrangeConfig
 from cloudsched.models.networks import NetworkConfig, Observation, ObservationSizes
 from cloudsched.models.one_piece import Weights
 from cloudsched.models.precision import DEFAULT_PRECISION, check_precision
-from cloudsched.models.prepared import EXOGENOUS, KIND, NEXT, NEXT_ACTION, SEEN, cut, prepare
+from cloudsched.models.prepared import (
+    EXOGENOUS,
+    KIND,
+    NEXT,
+    NEXT_ACTION,
+    SEEN,
+    Prepare,
+    cut,
+    prepare,
+)
 from cloudsched.models.strain import SHARES
 
 POWER_SCALE = 0.1  # of full power; brings values of reward to order one
@@ -137,6 +148,8 @@ class ConstrainedModel(nn.Module):
             count = len(batch["action"])
             batch = next(cut(prepared, torch.arange(count, device=price.device), count))
         scales = self._scales(price, config)
+        if flat_heads_gradient.is_for(self.heads):
+            return flat_heads_gradient.flat_loss(self.heads, self.target, self.luck, batch, scales)
         is_compiled = price.device.type == "cpu"
         with torch.no_grad():
             following = {
@@ -152,11 +165,12 @@ class ConstrainedModel(nn.Module):
         return loss(self.heads(batch), self.luck(batch[EXOGENOUS]), next_U2, batch, scales)
 
     def prepare(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return transitions (`cloudsched.datasets.transitions`) as `forward` takes them in.
+        """Return transitions (`cloudsched.datasets.transitions`) as `forward` takes them in."""
+        return self.preparation()(columns)
 
-        It depends on no weights.
-        """
-        return prepare(columns, self.heads, self._arrivals)
+    def preparation(self) -> Prepare:
+        """Return what `prepare` does, for other processes: it holds no weights."""
+        return partial(prepare, condense=self.heads.condensing(), arrivals=self._arrivals)
 
     def hear(self, noise_4: Tensor, share_4: Tensor) -> None:
         """Take in how loud a batch's targets were and how common each kind of action.

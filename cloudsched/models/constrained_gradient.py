@@ -7,7 +7,7 @@ row, a third of all. Anywhere else `constrained_loss` and `next_actions` do the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,12 @@ from cloudsched.models.constrained_loss import ConstrainedLoss, Scales
 from cloudsched.models.heads import Heads
 from cloudsched.models.prepared import FOLLOWING, IS_ASLEEP, KIND, NEXT, OUTCOME, STRAINED_KIND
 
+# As `Logged` has them, after the mask.
+LOGGED = (
+    *(IS_ASLEEP, "action", KIND, "behaviour_probability", OUTCOME, "discount"),
+    *(FOLLOWING, STRAINED_KIND),
+)
+
 
 def compiled_loss(
     heads: Heads,
@@ -39,14 +45,13 @@ def compiled_loss(
     scales: Scales,
 ) -> ConstrainedLoss:
     """Return what `constrained_loss` would; the gradient is known by then."""
-    names = ("action", KIND, "behaviour_probability", OUTCOME, "discount", FOLLOWING, STRAINED_KIND)
-    logged = Logged(
-        _array(heads.mask_BA), _array(batch[IS_ASLEEP]), *(_array(batch[name]) for name in names)
-    )
-    total, terms = _LossOfOutputs.apply(  # type: ignore[no-untyped-call]
-        heads.outputs_BHA, heads.value_B2, luck_B2, _array(next_U2), logged, _arrays(scales)
-    )
-    noise_4, next_2, share_4 = terms[TERM_NOISE:].split([4, 2, 4])
+    total, terms = _LossOfOutputs.apply(*heads, luck_B2, next_U2, batch, scales)  # type: ignore[no-untyped-call]
+    return loss_of_terms(total, terms)
+
+
+def loss_of_terms(total: Tensor, terms: Tensor) -> ConstrainedLoss:
+    """Return a loss and the terms that the kernel wrote."""
+    noise_4, next_2, share_4 = terms[TERM_NOISE:].tensor_split([4, 6])
     prior, policy, *rest, luck, pessimism = terms[TERM_PRIOR:TERM_NOISE].unbind()
     value_reward, value_cost, advantage_reward, advantage_cost = rest
     return ConstrainedLoss(
@@ -75,11 +80,16 @@ def compiled_next_actions(
         _array(advice_BHA),
         _array(batch[NEXT + "action_mask"]),
         _array(batch[NEXT + IS_ASLEEP]),
-        _arrays(scales),
+        arrays(scales),
         room_for(advice_BHA.shape[2]),
         action_B.numpy(),
     )
     return action_B
+
+
+def logged_rows(mask_RA: Tensor, batch: Mapping[str, Tensor]) -> Logged:
+    """Return what the kernels read of a batch."""
+    return Logged(_array(mask_RA), *(_array(batch[name]) for name in LOGGED))
 
 
 class _LossOfOutputs(torch.autograd.Function):
@@ -87,31 +97,36 @@ class _LossOfOutputs(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any,
         outputs_RHA: Tensor,
+        mask_RA: Tensor,
         value_R2: Tensor,
         luck_B2: Tensor,
-        next_U2: NDArray[np.float32],
-        logged: Logged,
+        next_U2: Tensor,
+        batch: Mapping[str, Tensor],
         scales: Scales,
     ) -> tuple[Tensor, Tensor]:
-        said = Said(_array(outputs_RHA), _array(value_R2), _array(luck_B2), next_U2)
-        gradients = [torch.empty(part.shape) for part in (outputs_RHA, value_R2, luck_B2)]
-        by_outputs, by_value, by_luck = (gradient.numpy() for gradient in gradients)
+        said = Said(*(_array(part) for part in (outputs_RHA, value_R2, luck_B2, next_U2)))
+        ctx.gradients = [torch.empty(part.shape) for part in (outputs_RHA, value_R2, luck_B2)]
+        by_outputs, by_value, by_luck = (gradient.numpy() for gradient in ctx.gradients)
         terms, room = np.empty(NUM_TERMS), room_for(outputs_RHA.shape[2])
-        loss_gradient(said, logged, scales, room, by_outputs, by_value, by_luck, terms)
+        logged = logged_rows(mask_RA, batch)
+        loss_gradient(said, logged, arrays(scales), room, by_outputs, by_value, by_luck, terms)
         found = torch.from_numpy(terms).float()
-        ctx.gradients = gradients
         ctx.mark_non_differentiable(found)
         return found[TERM_TOTAL].clone(), found
 
     @staticmethod
     def backward(ctx: Any, share: Tensor, _: Tensor) -> Any:  # type: ignore[override]
-        gradients, factor = ctx.gradients, float(share)
-        if factor != 1.0:
-            gradients = [factor * gradient for gradient in gradients]
-        return (*gradients, None, None, None)
+        by_outputs, by_value, by_luck = times(ctx.gradients, float(share))
+        return by_outputs, None, by_value, by_luck, None, None, None
 
 
-def _arrays(scales: Scales) -> Scales:
+def times(gradients: Sequence[Tensor], factor: float) -> Sequence[Tensor]:
+    """Return gradients of a loss that is multiplied by a factor."""
+    return gradients if factor == 1.0 else [factor * gradient for gradient in gradients]
+
+
+def arrays(scales: Scales) -> Scales:
+    """Return scales as the kernels take them."""
     parts: list[Any] = [_array(part) if isinstance(part, Tensor) else part for part in scales]
     return Scales(*parts)
 

@@ -6,17 +6,21 @@ Both take one pass over the legal actions of a row, in buffers that stay in the 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from cloudsched.models.constrained_loss import ADVANTAGE_WEIGHT, Scales
-from cloudsched.models.heads import COST, POLICY, PRIOR, REWARD
+from cloudsched.models.heads import COST, NUM_HEADS, POLICY, PRIOR, REWARD
 from cloudsched.models.kinds import NUM_KINDS, PLACE, SLEEP, WAIT, WAKE
 
 Array = NDArray[np.float32]
+Bits = NDArray[np.uint16]
+
+ROUNDED = (PRIOR, COST, POLICY)
+"""Heads whose gradient `rounded_loss_gradient` packs."""
 
 LOWEST = float(np.finfo(np.float32).min)
 (
@@ -41,7 +45,7 @@ LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 class Said(NamedTuple):
     """What the networks said of R rows, of which the first B were logged."""
 
-    outputs: Array  # (R, 4, A)
+    outputs: NDArray[Any]  # (R, 4, A), or their bits if they are bfloat16
     value: Array  # (R, 2)
     luck: Array  # (B, 2)
     following: Array  # (U, 2) values of the next rows
@@ -67,14 +71,39 @@ class Room(NamedTuple):
     legal: NDArray[np.int64]  # (A,)
     bits: NDArray[np.int32]  # (A,)
     values: Array  # (6, A)
+    outputs: Array  # (4, A)
+    by_outputs: Array  # (4, A)
 
 
 def room_for(num_actions: int) -> Room:
     """Return room for rows with so many actions."""
     width = max(num_actions, NUM_KINDS)
     return Room(
-        np.empty(width, np.int64), np.empty(width, np.int32), np.empty((6, width), np.float32)
+        np.empty(width, np.int64),
+        np.empty(width, np.int32),
+        np.empty((6, width), np.float32),
+        np.empty((NUM_HEADS, num_actions), np.float32),
+        np.empty((NUM_HEADS, num_actions), np.float32),
     )
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def unpack(bits: Bits, out_values: Array) -> None:
+    """Write what the bits of bfloat16 numbers, which numba does not know, stand for."""
+    out_bits = out_values.view(np.uint32)
+    for i in range(len(bits)):
+        out_bits[i] = np.uint32(bits[i]) << np.uint32(16)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def pack(values: Array, out_bits: Bits) -> None:
+    """Write the bits of the nearest numbers that bfloat16 has; of two, the even one."""
+    found = values.view(np.uint32)
+    for i in range(len(values)):
+        odd = (found[i] >> np.uint32(16)) & np.uint32(1)
+        nearest = (found[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+        is_nan = (found[i] & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        out_bits[i] = np.uint16(0x7FC0) if is_nan else np.uint16(nearest)
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
@@ -214,24 +243,52 @@ def choose_next(
         outputs: (B, H, A) prior and advantages; more heads are not read.
         out_action: (B,) overwritten.
     """
-    num_actions = outputs.shape[2]
-    num_pairs = num_actions - 1 - is_asleep.shape[1]
-    legal, wanted = room.legal, room.values[2]
     for b in range(len(outputs)):
-        num_legal = find_legal(mask[b], legal)
-        weigh_better(outputs[b], is_asleep[b], num_pairs, num_legal, scales, room)
-        sums = room.values[5]
-        toggles = sums[WAKE] + sums[SLEEP]
-        first, end = 0, num_pairs
-        if toggles > sums[PLACE]:
-            first, end = num_pairs, num_actions - 1
-        if sums[WAIT] > max(sums[PLACE], toggles):
-            first, end = num_actions - 1, num_actions
-        best, chosen = np.float32(-1.0), num_actions - 1
-        for i in range(num_legal):
-            if first <= legal[i] < end and wanted[i] > best:
-                best, chosen = wanted[i], legal[i]
-        out_action[b] = chosen
+        out_action[b] = choose_row(outputs[b], mask[b], is_asleep[b], scales, room)
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+def rounded_choose_next(
+    outputs: Bits,
+    mask: NDArray[np.int8],
+    is_asleep: NDArray[np.bool_],
+    scales: Scales,
+    room: Room,
+    out_action: NDArray[np.int64],
+) -> None:
+    """Do as `choose_next`, with (B, H * A) outputs in bfloat16."""
+    row = room.outputs.reshape(-1)[: outputs.shape[1]]
+    for b in range(len(outputs)):
+        unpack(outputs[b], row)
+        out_action[b] = choose_row(room.outputs, mask[b], is_asleep[b], scales, room)
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+def choose_row(
+    outputs: Array,
+    mask: NDArray[np.int8],
+    is_asleep: NDArray[np.bool_],
+    scales: Scales,
+    room: Room,
+) -> int:
+    """Return what the better policy of a row does."""
+    num_actions = outputs.shape[1]
+    num_pairs = num_actions - 1 - len(is_asleep)
+    legal, wanted = room.legal, room.values[2]
+    num_legal = find_legal(mask, legal)
+    weigh_better(outputs, is_asleep, num_pairs, num_legal, scales, room)
+    sums = room.values[5]
+    toggles = sums[WAKE] + sums[SLEEP]
+    first, end = 0, num_pairs
+    if toggles > sums[PLACE]:
+        first, end = num_pairs, num_actions - 1
+    if sums[WAIT] > max(sums[PLACE], toggles):
+        first, end = num_actions - 1, num_actions
+    best, chosen = np.float32(-1.0), num_actions - 1
+    for i in range(num_legal):
+        if first <= legal[i] < end and wanted[i] > best:
+            best, chosen = wanted[i], legal[i]
+    return int(chosen)
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
@@ -285,23 +342,100 @@ def loss_gradient(
         out_luck: (B, 2) overwritten.
         out_terms: (NUM_TERMS,) overwritten.
     """
-    num_rows, num_logged = len(said.outputs), len(logged.action)
     out_outputs[:] = 0.0
-    out_value[:] = 0.0
     out_terms[:] = 0.0
-    share = 1.0 / num_logged
-    gap = ADVANTAGE_WEIGHT * scales.pessimism * 2.0 / scales.unit_4[3]
-    gap *= (scales.advantage / scales.nats_2[1]) ** 2
-    for b in range(num_logged):
-        num_legal = find_legal(logged.mask[b], room.legal)
-        imitate(b, num_legal, said, logged, scales, room, share, out_outputs[b], out_terms)
-        doubt(b, num_legal, said, logged, scales, room, share * gap, out_outputs[b], out_terms)
-        judge(b, said, logged, scales, share, out_outputs[b], out_value[b], out_luck[b], out_terms)
-    strain = 0.0
-    for b in range(num_logged, num_rows):
-        if logged.strained_kind[b - num_logged] >= 0:
-            strain += miss(b, num_logged, said, logged, scales, room, share, out_outputs[b])
+    for b in range(len(said.outputs)):
+        outputs, by_outputs = said.outputs[b], out_outputs[b]
+        add_row(
+            b, outputs, said, logged, scales, room, by_outputs, out_value[b], out_luck, out_terms
+        )
+    complete(logged, scales, out_terms)
 
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+def rounded_loss_gradient(
+    said: Said,
+    logged: Logged,
+    scales: Scales,
+    room: Room,
+    out_rounded: Bits,
+    out_reward: Array,
+    out_sums: Array,
+    out_luck: Array,
+    out_terms: NDArray[np.float64],
+) -> None:
+    """Do as `loss_gradient`, with (R, 4 * A) outputs in bfloat16; gradients leave as products do.
+
+    Args:
+        out_rounded: (R, 3 * A + 2) those by outputs and by values, without rewards; overwritten.
+        out_reward: (B,) those by the rewards of the actions taken, the only ones; overwritten.
+        out_sums: (4 * A + 2,) all of them, summed over the rows; overwritten.
+        out_luck: (B, 2) overwritten.
+        out_terms: (NUM_TERMS,) overwritten.
+    """
+    outputs, by_outputs = room.outputs, room.by_outputs
+    num_actions, num_logged = outputs.shape[1], len(logged.action)
+    row, by_row = outputs.reshape(-1), by_outputs.reshape(-1)
+    by_value = np.empty(2, np.float32)
+    out_sums[:] = 0.0
+    out_terms[:] = 0.0
+    for b in range(len(said.outputs)):
+        unpack(said.outputs[b], row)
+        by_row[:] = 0.0
+        add_row(b, outputs, said, logged, scales, room, by_outputs, by_value, out_luck, out_terms)
+        if b < num_logged:
+            out_reward[b] = by_outputs[REWARD, logged.action[b]]
+        for k in range(len(ROUNDED)):
+            start = k * num_actions
+            pack(by_outputs[ROUNDED[k]], out_rounded[b, start : start + num_actions])
+        pack(by_value, out_rounded[b, len(ROUNDED) * num_actions :])
+        for i in range(len(by_row)):
+            out_sums[i] += by_row[i]
+        for k in range(2):
+            out_sums[len(by_row) + k] += by_value[k]
+    complete(logged, scales, out_terms)
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+def add_row(
+    b: int,
+    outputs: Array,
+    said: Said,
+    logged: Logged,
+    scales: Scales,
+    room: Room,
+    out_row: Array,
+    out_value: Array,
+    out_luck: Array,
+    out_terms: NDArray[np.float64],
+) -> None:
+    """Add a row's terms, and write its gradients by outputs (where not zero), values and luck."""
+    num_logged = len(logged.action)
+    share = 1.0 / num_logged
+    if b >= num_logged:
+        out_value[:] = 0.0
+        if logged.strained_kind[b - num_logged] >= 0:
+            missed = miss(b, num_logged, outputs, logged, scales, room, share, out_row)
+            out_terms[TERM_TOTAL] += share * missed
+        return
+    num_legal = find_legal(logged.mask[b], room.legal)
+    weight = share * _gap(scales)
+    imitate(b, num_legal, outputs, logged, scales, room, share, out_row, out_terms)
+    doubt(b, num_legal, outputs, logged, scales, room, weight, out_row, out_terms)
+    judge(b, outputs, said, logged, scales, share, out_row, out_value, out_luck[b], out_terms)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _gap(scales: Scales) -> float:
+    """Return what pessimism counts."""
+    gap = ADVANTAGE_WEIGHT * scales.pessimism * 2.0 / scales.unit_4[3]
+    return float(gap * (scales.advantage / scales.nats_2[1]) ** 2)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def complete(logged: Logged, scales: Scales, out_terms: NDArray[np.float64]) -> None:
+    """Make means and the total of what the rows added."""
+    share = 1.0 / len(logged.action)
     meant = 0.0
     for k in range(4):
         meant += out_terms[TERM_SHARE + k]
@@ -309,21 +443,21 @@ def loss_gradient(
         out_terms[TERM_SHARE + k] /= meant
     for k in range(TERM_PRIOR, TERM_SHARE):
         out_terms[k] *= share
-    total = out_terms[TERM_PRIOR] + out_terms[TERM_POLICY] + share * strain
+    total = out_terms[TERM_TOTAL] + out_terms[TERM_PRIOR] + out_terms[TERM_POLICY]
     luck = 0.0
     for k in range(2):
         luck += out_terms[TERM_NOISE + 2 + k] / scales.unit_4[k]
         total += out_terms[TERM_VALUE + k]
         total += ADVANTAGE_WEIGHT * out_terms[TERM_ADVANTAGE + k] / scales.unit_4[2 + k]
     out_terms[TERM_LUCK] = 0.5 * luck
-    out_terms[TERM_TOTAL] = total + luck + gap * out_terms[TERM_PESSIMISM]
+    out_terms[TERM_TOTAL] = total + luck + _gap(scales) * out_terms[TERM_PESSIMISM]
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
 def imitate(
     b: int,
     num_legal: int,
-    said: Said,
+    outputs: Array,
     logged: Logged,
     scales: Scales,
     room: Room,
@@ -332,7 +466,7 @@ def imitate(
     out_terms: NDArray[np.float64],
 ) -> None:
     """Add what prior and policy lose on a row: the one follows the data, the other the score."""
-    outputs, is_asleep = said.outputs[b], logged.is_asleep[b]
+    is_asleep = logged.is_asleep[b]
     num_pairs = outputs.shape[1] - 1 - len(is_asleep)
     legal, prior, policy = room.legal, room.values[0], room.values[1]
     wanted, logits, sums = room.values[2], room.values[3], room.values[5]
@@ -367,7 +501,7 @@ def imitate(
 def doubt(
     b: int,
     num_legal: int,
-    said: Said,
+    outputs: Array,
     logged: Logged,
     scales: Scales,
     room: Room,
@@ -376,7 +510,7 @@ def doubt(
     out_terms: NDArray[np.float64],
 ) -> None:
     """Add the pessimism of a row: its own cost minus the soft minimum, in nats."""
-    outputs, own = said.outputs[b], logged.action[b]
+    own = logged.action[b]
     legal, nats, chances = room.legal, np.float32(scales.nats_2[1]), room.values[0]
     for i in range(num_legal):
         chances[i] = -nats * outputs[COST, legal[i]]
@@ -391,6 +525,7 @@ def doubt(
 @njit(cache=True, nogil=True, error_model="numpy")
 def judge(
     b: int,
+    outputs: Array,
     said: Said,
     logged: Logged,
     scales: Scales,
@@ -415,7 +550,7 @@ def judge(
         left = -error - said.luck[b, k]
         out_terms[TERM_NOISE + 2 + k] += left * left
         out_luck[k] = -2.0 * share * left / scales.unit_4[k]
-        error = scales.advantage * said.outputs[b, REWARD + k, own] - left
+        error = scales.advantage * outputs[REWARD + k, own] - left
         out_terms[TERM_ADVANTAGE + k] += error * error
         slope = 2.0 * share * ADVANTAGE_WEIGHT / scales.unit_4[2 + k] * error
         out_row[REWARD + k, own] += np.float32(slope * scales.advantage)
@@ -425,7 +560,7 @@ def judge(
 def miss(
     b: int,
     num_logged: int,
-    said: Said,
+    outputs: Array,
     logged: Logged,
     scales: Scales,
     room: Room,
@@ -434,7 +569,7 @@ def miss(
 ) -> float:
     """Return by how much prior and policy miss the kind of action that was meant under strain."""
     is_asleep, kind = logged.is_asleep[b], logged.strained_kind[b - num_logged]
-    num_pairs = said.outputs.shape[2] - 1 - len(is_asleep)
+    num_pairs = outputs.shape[1] - 1 - len(is_asleep)
     legal, every, wanted = room.legal, room.values[0], room.values[1]
     num_legal = find_legal(logged.mask[b], legal)
     weight = scales.strained_4[kind] * scales.kind_4[kind]
@@ -442,7 +577,7 @@ def miss(
     for head in (PRIOR, POLICY):
         num_wanted = 0
         for i in range(num_legal):
-            every[i] = said.outputs[b, head, legal[i]]
+            every[i] = outputs[head, legal[i]]
             if kind_of(legal[i], is_asleep, num_pairs) == kind:
                 wanted[num_wanted] = every[i]
                 num_wanted += 1

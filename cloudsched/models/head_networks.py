@@ -6,7 +6,8 @@ weights, and a bundle needs nothing new.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +25,14 @@ from cloudsched.models.networks import (
     is_fixed,
     joined,
 )
-from cloudsched.models.precision import Linear, Output, heads_and_values, rectified
+from cloudsched.models.precision import Linear, Output
 
 FIXED = "fixed"
 """(X,) what is the same in all rows."""
+
+Condense = Callable[[Observation], dict[str, Tensor]]
+"""Makes of observations what a network reads, as it reads it."""
+
 IS_LOGIT = (1.0, 0.0, 0.0, 1.0)  # of the heads
 
 
@@ -57,7 +62,7 @@ class SetHeads(SetNetwork):
                 self.kind_out.bias[4 * head : 4 * head + 4] = prior["kind_out"].bias
 
     def forward(self, observation: Observation) -> Heads:  # type: ignore[override]
-        """Return all heads; `condensed` observations will do."""
+        """Return all heads; observations as `condensing` leaves them will do."""
         servers_BNF, jobs_BKF = observation["servers"], observation["jobs"]
         context_BF, mask_BA = observation["context"], observation["action_mask"]
         batch, num_servers, num_jobs = len(mask_BA), servers_BNF.shape[1], jobs_BKF.shape[1]
@@ -109,9 +114,9 @@ class SetHeads(SetNetwork):
         heads = self.forward(observation)
         return heads.outputs_BHA[:, :POLICY]
 
-    def condensed(self, observation: Observation) -> dict[str, Tensor]:
-        """Return what `forward` reads of B observations: all of it."""
-        return dict(observation)
+    def condensing(self) -> Condense:
+        """Return what makes of B observations what `forward` reads: all of it."""
+        return dict
 
     def taken(self, observation: Observation, action_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B, 2) the values, and (B, 2) the advantages of one action each."""
@@ -176,10 +181,10 @@ class FlatHeads(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, observation: Observation) -> Heads:
-        """Return all heads; `condensed` observations will do."""
-        outputs_BO, value_B2 = heads_and_values(self._body(observation), self.out, self.value)
-        outputs_BHA = outputs_BO.view(-1, NUM_HEADS, self._num_actions)
-        return Heads(outputs_BHA, observation["action_mask"], value_B2)
+        """Return all heads; observations as `condensing` leaves them will do."""
+        body_BW = self._body(observation)
+        outputs_BHA = self.out(body_BW).float().view(-1, NUM_HEADS, self._num_actions)
+        return Heads(outputs_BHA, observation["action_mask"], self.value(body_BW))
 
     def advice(self, observation: Observation) -> Tensor:
         """Return (B, 3, A) all heads but the policy."""
@@ -195,23 +200,26 @@ class FlatHeads(nn.Module):
         chosen_B2 = torch.stack([h * self._num_actions + action_B for h in (REWARD, COST)], dim=1)
         return self.value(body_BW), chosen_scores(body_BW, self.out, chosen_B2)
 
-    def condensed(self, observation: Observation) -> dict[str, Tensor]:
-        """Return what `forward` reads of B observations, as it reads it."""
-        row_BF = joined(observation)
-        changing, fixed = self._order.to(row_BF.device).tensor_split([self._num_changing])
-        return {
-            ROW: row_BF.index_select(1, changing).to(self.first.products),
-            FIXED: row_BF[0, fixed],
-            "action_mask": observation["action_mask"],
-        }
+    def condensing(self) -> Condense:
+        """Return what makes of B observations what `forward` reads; it holds no weights."""
+        changing, fixed = self._order.tensor_split([self._num_changing])
+        return partial(
+            _condensed, changing=changing.clone(), fixed=fixed.clone(), dtype=self.first.products
+        )
+
+    def split_first(self) -> tuple[Tensor, Tensor]:
+        """Return the first layer's weights for what changes, and for what never does."""
+        changing_WC, fixed_WX = self.first.weight.tensor_split([self._num_changing], dim=1)
+        return changing_WC, fixed_WX
 
     def _body(self, observation: Observation) -> Tensor:
         if ROW not in observation:
-            observation = self.condensed(observation)
-        changing_WC, fixed_WX = self.first.weight.tensor_split([self._num_changing], dim=1)
+            observation = self.condensing()(observation)
+        changing_WC, fixed_WX = self.split_first()
         bias_W = self.first.bias + fixed_WX @ observation[FIXED]
-        hidden_BW = rectified(observation[ROW], changing_WC, bias_W, self.first.products)
-        return rectified(hidden_BW, self.second.weight, self.second.bias, self.second.products)
+        parts = (part.to(self.first.products) for part in (observation[ROW], changing_WC, bias_W))
+        hidden_BW = torch.relu_(nn.functional.linear(*parts))
+        return torch.relu_(self.second(hidden_BW))
 
     def start_at(self, values_2: Tensor) -> None:
         """Make these the values of everything."""
@@ -239,6 +247,23 @@ class FlatHeads(nn.Module):
             for number, layer in numbered.items()
             for name, tensor in zip(("weight", "bias"), layer, strict=True)
         }
+
+
+def _condensed(
+    observation: Observation, *, changing: Tensor, fixed: Tensor, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return B observations as a flat network reads them.
+
+    Args:
+        changing: which of all features in one row change.
+        fixed: which never do.
+    """
+    row_BF = joined(observation)
+    return {
+        ROW: row_BF.index_select(1, changing.to(row_BF.device)).to(dtype),
+        FIXED: row_BF[0, fixed.to(row_BF.device)],
+        "action_mask": observation["action_mask"],
+    }
 
 
 HeadNetwork = SetHeads | FlatHeads

@@ -7,12 +7,12 @@ reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from cloudsched.models.head_networks import FIXED, HeadNetwork
+from cloudsched.models.head_networks import FIXED, Condense
 from cloudsched.models.kinds import kinds_of, toggled
 from cloudsched.models.networks import ROW
 from cloudsched.models.strain import strained_rows
@@ -39,13 +39,17 @@ SEEN = (*OBSERVATION, ROW, IS_ASLEEP)
 """What networks and losses read: of the logged and strained rows and, as `NEXT`, of the next."""
 ROWS = 32  # of what goes through the network at once, or a multiple
 
+Prepare = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""Makes of transitions what a model takes in."""
+
 
 def prepare(
-    columns: Mapping[str, Tensor], network: HeadNetwork, arrivals: slice
+    columns: Mapping[str, Tensor], *, condense: Condense, arrivals: slice
 ) -> dict[str, Tensor]:
     """Return B transitions (`cloudsched.datasets.transitions`) as the learner takes them in.
 
     Args:
+        condense: makes of observations what the network reads.
         arrivals: where a context tells of arrivals.
     """
     observation = {name: columns[name] for name in OBSERVATION}
@@ -61,7 +65,7 @@ def prepare(
     kept = (*LOGGED, NEXT_NUMBER, NEXT_ACTION)
     prepared = {name: columns[name] for name in kept if name in columns}
     for prefix, seen in (("", together), (NEXT, following)):
-        prepared |= {prefix + name: values for name, values in network.condensed(seen).items()}
+        prepared |= {prefix + name: values for name, values in condense(seen).items()}
         prepared[prefix + IS_ASLEEP] = toggled(seen)
     prepared[KIND] = kind_B
     prepared[OUTCOME] = torch.stack([columns["reward"], columns["cost"]], dim=1)

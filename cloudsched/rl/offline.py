@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,8 +15,7 @@ import pyarrow as pa
 import ray.train
 import torch
 from numpy.typing import NDArray
-from ray.data import DataIterator, Dataset, ExecutionOptions
-from ray.data.collate_fn import DefaultCollateFn
+from ray.data import Dataset, ExecutionOptions
 from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, get_device, prepare_model
 from torch import Tensor
@@ -32,19 +31,11 @@ from cloudsched.models.constrained_loss import loss_means
 from cloudsched.models.lagrange import LagrangeConfig
 from cloudsched.models.memory import keep_freed_memory
 from cloudsched.models.networks import NetworkConfig, ObservationSizes
-from cloudsched.models.prepared import cut
-from cloudsched.rl.ahead import ahead
+from cloudsched.models.precision import products_dtype, take_products_in
+from cloudsched.rl.feeding import endless, finished_batches
 from cloudsched.sim.fleet import build_fleet
 
 STATE, PROGRESS, RUN = "state.pt", "progress.jsonl", "ray"
-SLAB = 16  # batches that are fetched and shuffled together
-AHEAD = 2 * SLAB  # batches that may wait for the learner
-
-Batches = Callable[[], Iterator[Mapping[str, Tensor]]]
-"""Begins a pass over the data."""
-
-Prepare = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""Makes of transitions what a model takes in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +95,7 @@ def train(
             use_gpu=run.use_gpu,
             resources_per_worker={"CPU": 0.5, **({"GPU": 1} if run.use_gpu else {})},
         ),
-        datasets={"train": reader(dataset, manifest, config, run.seed).dataset()},
+        datasets={"train": worker_batches(dataset, manifest, config, run)},
         # Batches in the same order in every run, or a resumed run would not be the same.
         dataset_config=DataConfig(execution_options=ExecutionOptions(preserve_order=True)),
         run_config=RunConfig(
@@ -134,6 +125,17 @@ def reader(
     )
 
 
+def worker_batches(
+    dataset: Path, manifest: Manifest, config: ConstrainedConfig, run: OfflineRunConfig
+) -> Dataset:
+    """Return the batches of a pass, each of as many transitions as one worker takes a step."""
+    model = build_model(dataset, config, run.seed)
+    if not run.use_gpu:  # or the worker, which has one, rounds what has to be
+        take_products_in(products_dtype(config.precision, "cpu"), model)
+    source = reader(dataset, manifest, config, run.seed)
+    return finished_batches(source, model.preparation(), config.batch_size // run.num_workers)
+
+
 def train_worker(settings: Mapping[str, Any]) -> None:
     """Learn as one of the workers of a Ray Train run."""
     quiet_ray_data()
@@ -146,11 +148,6 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     module = build_model(Path(settings["dataset"]), config, run.seed).to(device)
     learner = ConstrainedLearner(prepare_model(module), module, config, num_steps=run.num_steps)
     shard = ray.train.get_dataset_shard("train")
-    size = config.batch_size // context.get_world_size()
-
-    def batches() -> Iterator[Mapping[str, Tensor]]:
-        return iter_batches(shard, module.prepare, size, run.seed, device)
-
     position = Position()
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is not None:
@@ -172,69 +169,8 @@ def train_worker(settings: Mapping[str, Any]) -> None:
             ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
     mean = mean_of_workers if context.get_world_size() > 1 else None
-    learn(learner, batches, run, position, report, mean)
-
-
-def iter_batches(
-    data: DataIterator | Dataset,
-    prepare: Prepare,
-    size: int,
-    seed: int,
-    device: torch.device | str,
-) -> Generator[dict[str, Tensor]]:
-    """Yield the batches of a pass over the data, of `size` rows each; what is left over is dropped.
-
-    They are cut from slabs of many batches, shuffled once more. Ray Data's work for a batch is the
-    same whatever its size, and it holds the lock that the learner needs.
-    """
-    slabs = data.iter_torch_batches(
-        batch_size=SLAB * size,
-        prefetch_batches=1,
-        drop_last=False,
-        device=device,
-        collate_fn=Cutter(prepare, size, seed),
-    )
-    for batches in slabs:
-        for batch in batches:
-            yield {name: values.to(device) for name, values in batch.items()}
-
-
-class Cutter(DefaultCollateFn):
-    """Prepares slabs and cuts them into batches, in Ray Data's thread, while the learner learns.
-
-    Slabs have to come one by one and in order, as they do with `prefetch_batches=1`.
-    """
-
-    def __init__(self, prepare: Prepare, size: int, seed: int) -> None:
-        super().__init__(combine_chunks=True, num_workers=0)
-        self._prepare = prepare
-        self._size = size
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, batch: pa.Table) -> list[dict[str, Tensor]]:
-        """Return the batches of a slab."""
-        columns = super().__call__(batch)
-        order = torch.randperm(len(columns["action"]), generator=self._generator)
-        return list(cut(self._prepare(columns), order, self._size))
-
-
-def endless(batches: Batches) -> Generator[Mapping[str, Tensor] | None]:
-    """Yield the batches of pass after pass, None after each; a thread of its own fetches them.
-
-    Ray Data takes half a second to begin a pass, in which the learner goes on with what is there.
-    """
-    return ahead(_passes(batches), AHEAD)
-
-
-def _passes(batches: Batches) -> Generator[Mapping[str, Tensor] | None]:
-    while True:
-        count = 0
-        for batch in batches():
-            yield batch
-            count += 1
-        if count == 0:
-            raise ConfigError("The dataset has fewer transitions than one batch; record more.")
-        yield None
+    with closing(endless(shard, device)) as feed:
+        learn(learner, feed, run, position, report, mean)
 
 
 @dataclass
@@ -247,7 +183,7 @@ class Position:
 
 def learn(
     learner: ConstrainedLearner,
-    batches: Batches,
+    feed: Iterator[Mapping[str, Tensor] | None],
     run: OfflineRunConfig,
     position: Position,
     report: Callable[[dict[str, float], dict[str, Any] | None], None],
@@ -256,36 +192,35 @@ def learn(
     """Take gradient steps until `run.num_steps` are done.
 
     Args:
-        batches: every pass gives the same batches in the same order.
+        feed: batches, None after each round; every round is the same.
         position: where to begin; updated.
         report: called with metrics, and now and then with a state to save.
     """
     losses = []
-    with closing(endless(batches)) as feed:
-        seen = 0
-        while learner.step_count < run.num_steps:
-            batch = next(feed)
-            if batch is None:
-                position.epoch, position.batch, seen = position.epoch + 1, 0, 0
-                continue
-            seen += 1
-            if seen <= position.batch:
-                continue  # a resumed run has learned from this one before
-            losses.append(learner.step(batch, mean_of_workers=mean))
-            position.batch = seen
-            done = learner.step_count
-            is_last = done == run.num_steps
-            is_saved = is_last or done % run.checkpoint_every == 0
-            if is_saved or done % run.report_every == 0:
-                metrics = {
-                    "step": done,
-                    "epoch": position.epoch,
-                    "price": learner.multiplier.price,
-                    **loss_means(losses),
-                }
-                losses.clear()
-                state = {"learner": learner.state_dict(), "position": asdict(position)}
-                report(metrics, state if is_saved else None)
+    seen = 0
+    while learner.step_count < run.num_steps:
+        batch = next(feed)
+        if batch is None:
+            position.epoch, position.batch, seen = position.epoch + 1, 0, 0
+            continue
+        seen += 1
+        if seen <= position.batch:
+            continue  # a resumed run has learned from this one before
+        losses.append(learner.step(batch, mean_of_workers=mean))
+        position.batch = seen
+        done = learner.step_count
+        is_last = done == run.num_steps
+        is_saved = is_last or done % run.checkpoint_every == 0
+        if is_saved or done % run.report_every == 0:
+            metrics = {
+                "step": done,
+                "epoch": position.epoch,
+                "price": learner.multiplier.price,
+                **loss_means(losses),
+            }
+            losses.clear()
+            state = {"learner": learner.state_dict(), "position": asdict(position)}
+            report(metrics, state if is_saved else None)
 
 
 def build_model(dataset: Path, config: ConstrainedConfig, seed: int) -> ConstrainedModel:

@@ -7,7 +7,8 @@ not run again. The outcome holds every metric on the test seeds, by policy and s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from ray import tune
-from torch import Tensor
 
 from cloudsched.bundle import load_bundle
 from cloudsched.datasets.manifest import Manifest, read_manifest
@@ -29,12 +29,12 @@ from cloudsched.models.constrained_learner import ConstrainedLearner
 from cloudsched.models.lagrange import LagrangeConfig
 from cloudsched.models.memory import keep_freed_memory
 from cloudsched.results import write_files
+from cloudsched.rl.feeding import endless, finished_batches
 from cloudsched.rl.offline import (
     OfflineRunConfig,
     Position,
     build_model,
     config_from_dict,
-    iter_batches,
     learn,
     reader,
 )
@@ -125,15 +125,14 @@ def run_trial(config: Mapping[str, Any]) -> None:
     model = build_model(dataset, learning, run.seed)
     learner = ConstrainedLearner(model, model, learning, num_steps=run.num_steps)
     manifest = read_manifest(dataset)
-    data = reader(dataset, manifest, learning, run.seed).dataset()
-
-    def batches() -> Iterator[Mapping[str, Tensor]]:
-        return iter_batches(data, model.prepare, learning.batch_size, run.seed, "cpu")
+    source = reader(dataset, manifest, learning, run.seed)
+    data = finished_batches(source, model.preparation(), learning.batch_size)
 
     def report(metrics: dict[str, float], _state: dict[str, Any] | None) -> None:
         tune.report(metrics)
 
-    learn(learner, batches, run, Position(), report)
+    with closing(endless(data, "cpu")) as feed:
+        learn(learner, feed, run, Position(), report)
     folder.mkdir(parents=True, exist_ok=True)
     bundle = save_bundles(dataset, learning, run, learner.state_dict(), folder)
     episodes = Episodes(manifest.scenario, first_seeds("test", trial.num_test_seeds))

@@ -14,12 +14,8 @@ from cloudsched.errors import ConfigError
 from cloudsched.models import precision
 from cloudsched.models.networks import NetworkConfig, ObservationSizes, build_network
 from cloudsched.models.precision import (
-    Linear,
-    Output,
     RoundedCopy,
-    heads_and_values,
     products_dtype,
-    rectified,
     take_products_in,
 )
 
@@ -147,36 +143,3 @@ def test_condensed_observations_give_the_same_outputs(
         network(observation), network(network.condensed(observation)), strict=True
     ):
         assert torch.equal(output, other)
-
-
-@pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
-def test_a_rectified_product_is_a_product_that_is_rectified(products: torch.dtype) -> None:
-    torch.manual_seed(0)
-    leaves = [torch.randn(*shape, requires_grad=True) for shape in ((96, 20), (16, 20), (16,))]
-    found = rectified(*leaves, products)
-    assert found.dtype == products
-    rounded = [leaf.to(products) for leaf in leaves]
-    expected = torch.relu(torch.nn.functional.linear(*rounded))
-    torch.testing.assert_close(found, expected)
-    up = torch.randn(96, 16).to(products)
-    gradients = (torch.autograd.grad(outcome, leaves, up) for outcome in (found, expected))
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
-
-
-@pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
-def test_two_last_layers_together_are_as_each_alone(products: torch.dtype) -> None:
-    torch.manual_seed(0)
-    heads, values = Linear(24, 30), Output(24, 2)
-    take_products_in(products, heads)
-    body = torch.randn(64, 24).to(products).requires_grad_()
-    leaves = [body, *heads.parameters(), *values.parameters()]
-    ups = [torch.randn(64, 30), torch.randn(64, 2)]
-    together = heads_and_values(body, heads, values)
-    alone = (heads(body).float(), values(body))
-    for ours, theirs in zip(together, alone, strict=True):
-        assert ours.dtype == torch.float32
-        torch.testing.assert_close(ours, theirs)
-    gradients = (torch.autograd.grad(outcomes, leaves, ups) for outcomes in (together, alone))
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)

@@ -111,7 +111,7 @@ def test_the_loss_does_not_depend_on_how_a_batch_was_prepared(columns, kind):
 def test_features_of_a_flat_network_are_condensed_to_what_changes(columns):
     model, _ = model_of("flat")
     observation = {name: columns[name] for name in OBSERVATION}
-    condensed = model.heads.condensed(observation)
+    condensed = model.heads.condensing()(observation)
     num_features = sum(columns[name][0].numel() for name in ("servers", "jobs", "context"))
     assert condensed[ROW].shape[1] == num_features - 5 * ClusterConfig().num_servers
     for found, expected in zip(model.heads(condensed), model.heads(observation), strict=True):

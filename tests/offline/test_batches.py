@@ -1,24 +1,18 @@
-"""Batches are cut from the slabs that Ray Data delivers."""
+"""Batches are finished by whoever reads the data, and reach the learner as they were."""
 
+import time
+from contextlib import closing
+
+import numpy as np
 import pyarrow as pa
+import pytest
 import torch
 
+from cloudsched.errors import ConfigError
 from cloudsched.models.prepared import STRAINED_FROM, STRAINED_KIND
-from cloudsched.rl.offline import SLAB, iter_batches
+from cloudsched.rl.feeding import BLOCKS_AHEAD, CONTENT, LAYOUT, endless, finish
 
-
-class Rows:
-    """So many numbered rows, delivered as Ray Data does it: the last slab is what is left."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def iter_torch_batches(self, *, batch_size, prefetch_batches, drop_last, device, collate_fn):
-        assert not drop_last
-        assert prefetch_batches == 1, "slabs come in order"
-        for first in range(0, self.count, batch_size):
-            rows = list(range(first, min(first + batch_size, self.count)))
-            yield collate_fn(pa.table({"action": rows, "discount": [row + 0.5 for row in rows]}))
+SIZE = 8
 
 
 def unstrained(columns):
@@ -26,34 +20,73 @@ def unstrained(columns):
     return {**columns, STRAINED_KIND: nothing, STRAINED_FROM: nothing}
 
 
-def batches(count, seed):
-    return list(iter_batches(Rows(count), unstrained, 8, seed, "cpu"))
+def block(first, count):
+    """Numbered transitions, finished."""
+    rows = np.arange(first, first + count)
+    columns = {"action": rows, "discount": (rows + 0.5).astype(np.float32)}
+    return finish(columns, prepare=unstrained, size=SIZE)
 
 
-def actions(count, seed):
-    return [batch["action"] for batch in batches(count, seed)]
+class Delivered:
+    """Blocks, delivered as Ray Data does it; remembers how many were asked for."""
+
+    def __init__(self, *blocks):
+        self.blocks = blocks
+        self.count = 0
+
+    def iter_torch_batches(self, *, batch_size, prefetch_batches, drop_last, device, collate_fn):
+        assert batch_size is None, "blocks are not cut, or rows would be copied"
+        assert not drop_last
+        for found in self.blocks:
+            self.count += 1
+            yield collate_fn(found)
+
+
+def first_of(data, count):
+    with closing(endless(data, "cpu")) as feed:
+        return [next(feed) for _ in range(count)]
 
 
 def test_every_row_comes_once_but_for_less_than_a_batch():
-    for count in (0, 7, 8, 8 * SLAB, 8 * SLAB + 21):
-        found = actions(count, seed=0)
-        assert all(len(batch) == 8 for batch in found)
-        assert len(found) == count // 8
-        rows = torch.cat(found).tolist() if found else []
-        assert len(set(rows)) == len(rows)
+    for count in (0, 7, 8, 100):
+        found = block(0, count)
+        assert len(found) == count // SIZE
+        if len(found):
+            batches = first_of(Delivered(found), len(found))
+            rows = torch.cat([batch["action"] for batch in batches])
+            assert rows.tolist() == list(range(count // SIZE * SIZE))
 
 
 def test_columns_stay_together():
-    for batch in batches(100, 0):
+    for batch in first_of(Delivered(block(0, 50), block(50, 50)), 12):
         assert torch.equal(batch["discount"], batch["action"] + 0.5)
 
 
-def test_a_batch_holds_rows_from_all_over_its_slab():
-    first = actions(8 * SLAB, seed=0)[0]
-    assert int(first.max() - first.min()) > 4 * SLAB
+def test_rounds_follow_each_other_and_are_the_same():
+    data = Delivered(block(0, 16), block(0, 5), block(100, 8))
+    found = first_of(data, 8)
+    is_end = [batch is None for batch in found]
+    assert is_end == [False, False, False, True] * 2
+    starts = [int(batch["action"][0]) for batch in found if batch is not None]
+    assert starts == [0, 8, 100] * 2
 
 
-def test_every_pass_of_a_run_is_the_same_and_other_seeds_are_others():
-    again = zip(actions(300, seed=1), actions(300, seed=1), strict=True)
-    assert all(torch.equal(one, other) for one, other in again)
-    assert not torch.equal(actions(300, seed=1)[0], actions(300, seed=2)[0])
+def test_a_block_may_be_a_part_of_what_was_finished():
+    whole = block(0, 64)
+    parts = Delivered(whole.slice(1, 2), pa.concat_tables([whole.slice(5, 1), whole.slice(7)]))
+    starts = [int(batch["action"][0]) for batch in first_of(parts, 4)]
+    assert starts == [8, 16, 40, 56]
+    assert whole.column_names == [LAYOUT, CONTENT]
+
+
+def test_data_without_a_whole_batch_is_refused():
+    with pytest.raises(ConfigError, match="fewer transitions than one batch"):
+        first_of(Delivered(block(0, 7)), 1)
+
+
+def test_only_some_blocks_are_fetched_ahead():
+    data = Delivered(*(block(0, 80) for _ in range(50)))
+    with closing(endless(data, "cpu")) as feed:
+        next(feed)
+        time.sleep(0.5)
+        assert data.count <= BLOCKS_AHEAD + 3
