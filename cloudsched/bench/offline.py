@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ray.data import ExecutionResources
 from torch import Tensor
 
 from cloudsched.config import Settings
@@ -176,7 +177,10 @@ def _fed_by_ray_data(
     learner = _learner(config, folder, kind)
     source = reader(folder, manifest, _learning(config, kind), seed=0)
     dataset = finished_batches(source, learner.module.preparation(), config.batch_size)
-    (shard,) = dataset.streaming_split(1)  # as Ray Train gives it to a worker
+    # As Ray Train gives it to a worker: the cores of learners are not for reading.
+    own = ExecutionResources(cpu=float(config.num_threads))
+    dataset.context.execution_options.exclude_resources = own
+    (shard,) = dataset.streaming_split(1)
     batches = endless(shard, "cpu")
     # Threads of Ray Data that outlive Ray take the process down with them.
     stack.callback(_await_threads, set(threading.enumerate()))

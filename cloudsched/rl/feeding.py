@@ -26,7 +26,7 @@ from cloudsched.rl.ahead import ahead
 
 SLAB = 16  # batches, at least, that are read and shuffled together
 MIN_SLABS = 64  # until Ray Data has to begin anew, which takes it half a second
-BLOCKS_AHEAD, BATCHES_AHEAD = 2, 4  # that may wait for the learner
+BLOCKS_AHEAD = 2  # that may wait for the learner
 LAYOUT, CONTENT = "layout", "content"
 """Columns of finished batches, see `cloudsched.models.packed`."""
 
@@ -75,11 +75,11 @@ def endless(
 ) -> Generator[dict[str, Tensor] | None]:
     """Yield batches on a device for ever, None each time that the data has come to its end.
 
-    One thread fetches blocks: Ray Data takes half a second to begin anew, in which the learner goes
-    on with what is there. Another copies batches, a few, so that they are still in the cache when
-    the learner takes them.
+    A thread fetches blocks: Ray Data takes half a second to begin anew, in which the learner goes
+    on with what is there. Batches are copied by whoever takes them, which is faster than to be
+    handed them by another thread.
     """
-    return ahead(_batches(ahead(_rounds(data), BLOCKS_AHEAD), device), BATCHES_AHEAD)
+    return _batches(ahead(_rounds(data), BLOCKS_AHEAD), device)
 
 
 def _rounds(data: DataIterator | Dataset) -> Generator[pa.Table | None]:
