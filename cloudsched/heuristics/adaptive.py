@@ -30,6 +30,7 @@ from cloudsched.heuristics.parameters import (
 FloatArray = NDArray[np.float64]
 
 NUM_SIGNALS = len(SIGNALS)
+DELAY_SIGNAL = (3.0, 2.0)  # wake delay in ticks that is zero, and ticks that are one
 NUMBERS = tuple(RANGES)
 _FIELDS = np.array([(PARAMETER_DTYPE.names or ()).index(name) for name in NUMBERS])
 _LOW, _HIGH = np.array(list(RANGES.values())).T.copy()
@@ -187,7 +188,7 @@ def read_signals(at, row, num_servers, out_signals):  # type: ignore[no-untyped-
     out_signals[0] = (load - 0.5) / 0.3
     out_signals[1] = math.log(max(spread, 1e-3) / max(load, 1e-3)) - 1.0
     out_signals[2] = math.log(work / max(jobs, 1e-3)) - 1.0
-    out_signals[3] = (5.0 * _unsquash(row[at.wake_delay]) - 3.0) / 2.0
+    out_signals[3] = (5.0 * _unsquash(row[at.wake_delay]) - DELAY_SIGNAL[0]) / DELAY_SIGNAL[1]
     out_signals[4] = (_unsquash(row[at.work_rate]) - load) / 0.3
     out_signals[5] = row[at.late]
     out_signals[6] = (_unsquash(row[at.work_rate + 1]) - load) / 0.3

@@ -1,10 +1,10 @@
 """Finds a rule's numbers for each kind of site apart, and learns to recognise the kind.
 
 Kinds are those of a `mixture`: what arrives, how much of it, and how long waking takes. A search
-that knows the kind needs far fewer candidates than one for all sites at once, and fewer still from
-numbers that suit the same arrivals at any load and wake delay, so those are searched for first, or
-from a rule that was tuned for some other site and happens to suit this one. At work nobody tells
-the kind; the signals do, the better the longer the episode has run.
+that knows the kind needs far fewer candidates than one for all sites at once, and fewer still if it
+begins with numbers that suit a neighbour, with a little more load or a longer delay, or a rule that
+was tuned for some other site and happens to suit this one. At work nobody tells the kind; the
+signals do, the better the longer the episode has run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,23 +24,35 @@ from cloudsched.envs.observation import columns
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.heuristics.adapting import SearchConfig, best_of, search_numbers
-from cloudsched.heuristics.adaptive import terms_of
+from cloudsched.heuristics.adaptive import DELAY_SIGNAL, terms_of
 from cloudsched.heuristics.composed import HeuristicPolicy
-from cloudsched.heuristics.parameters import HeuristicConfig
+from cloudsched.heuristics.parameters import NUM_TERMS, SIGNALS, HeuristicConfig
 from cloudsched.heuristics.tuning import Scorer, TuningProgress, free_parameters, plain_policy
-from cloudsched.sim.engine import wake_delay_of
+from cloudsched.metrics import episode_return, measure_clusters
+from cloudsched.sim.engine import ClusterEngine, wake_delay_of
 from cloudsched.workload.mixture import MixtureWorkload
 
 POOL_SIZE = 20_000
-NUM_LEVELS = 3  # of load, for each workload; an episode has the nearest one
-WORKLOAD_SHARE = 1.0 / 3.0  # of the candidates, for numbers that suit one workload
+NUM_LOADS = 5  # levels of load, for each workload; an episode has the nearest one
+NUM_DELAYS = 3  # levels of the wake delay, likewise
 TRIAL_EPISODES = 64  # on which rules are compared before and after a search
 LESSON_EPISODES = 1024
-LESSON_EVERY = 20  # ticks
+LESSON_EVERY = 40  # ticks
+DELAY_WIDTH = 0.35  # of the distance between two levels of the delay: numbers change over softly
 DECAY = 1e-4  # of the recogniser's weights; without it rare terms grow without bound
+POINT_W = 100.0  # watts that a percentage point of violations is taken to be worth at any site
+EVEN_WEIGHT = 2.0  # of power and violations at that price, beside the return
 
-Kind = tuple[str, int, bool]
-"""Workload, level of its load, and whether waking is slow: in the upper half of its range."""
+
+class Kind(NamedTuple):
+    """A kind of site."""
+
+    workload: str
+    load: float
+    wake_delay: float
+
+    def __str__(self) -> str:
+        return f"{self.workload}, load {self.load:.2f}, waking in {self.wake_delay:g} ticks"
 
 
 @dataclass(frozen=True)
@@ -68,8 +81,8 @@ def adapt_by_site(
         start: a headroom controller, tuned on the same scenario.
         teachers: further ones; each search begins with the best of them all. One with numbers by
             site, as an earlier search found them, teaches the searches for single kinds.
-        config: its candidates are shared out evenly among workloads, then among kinds.
-        report: may raise KeyboardInterrupt; kinds that had no turn yet then keep what they have.
+        config: its candidates are shared out evenly among kinds.
+        report: may raise KeyboardInterrupt; kinds that had no turn yet then have the start's.
     """
     pools = _pools(scenario, config.seed)
     if any(len(rule.recogniser) not in (0, len(pools)) for rule in teachers):
@@ -77,54 +90,72 @@ def adapt_by_site(
             f"A teacher has numbers for other sites than the {len(pools)} of this mixture."
         )
     names = free_parameters(start, is_whole=True)
-    score = Scorer([scenario], [0], plain_policy)
-    found = dict.fromkeys(pools, start)
-    workloads = sorted({workload for workload, _, _ in pools})
-    is_taught = any(rule.sites for rule in teachers)  # then workloads as a whole had their turn
-    shared = 0 if is_taught else round(WORKLOAD_SHARE * config.evaluations)
-    searches: list[tuple[str, list[Kind], int]] = []
-    for name in () if is_taught else workloads:
-        alike = [kind for kind in pools if kind[0] == name]
-        searches.append((name, alike, shared // len(workloads)))
-    share = (config.evaluations - shared) // len(pools)
-    searches += [(_name(kind), [kind], share) for kind in pools]
-    done = 0
+    score = Scorer([scenario], [0], plain_policy, value_over_sites)
+    order = _from_the_middle(list(pools))
+    found: dict[Kind, HeuristicConfig] = {}
+    share, done = config.evaluations // len(pools), 0
 
-    def tell(site: str, number: int, state: TuningProgress) -> None:
+    def tell(number: int, state: TuningProgress) -> None:
         nonlocal done
         done += config.population
-        report(SiteProgress(site, number, len(searches), replace(state, evaluations=done)))
+        site = str(order[number - 1])
+        report(SiteProgress(site, number, len(order), replace(state, evaluations=done)))
 
     generator = np.random.default_rng(config.seed)
-    for number, (site, kinds, evaluations) in enumerate(searches, start=1):
-        own = replace(config, evaluations=evaluations, seed=config.seed + 1000 * number)
-        pool = np.concatenate([pools[kind] for kind in kinds])
-        watch = partial(tell, site, number)
-        taught = [_at_site(rule, kinds, list(pools)) for rule in teachers]
-        rules = [found[kinds[0]], *(rule for rule in taught if rule is not None)]
+    for number, kind in enumerate(order, start=1):
+        own = replace(config, evaluations=share, seed=config.seed + 1000 * number)
+        pool = pools[kind]
+        taught = [_at_site(rule, list(pools).index(kind)) for rule in teachers]
+        nearby = [found[other] for other in _neighbours(kind, order) if other in found]
+        rules = [start, *taught, *nearby]
         begin = best_of(rules, score, generator.choice(pool, TRIAL_EPISODES))
-        rule, is_over = search_numbers(begin, names, score, pool, own, watch)
+        rule, is_over = search_numbers(begin, names, score, pool, own, partial(tell, number))
         # A search of few generations may end beside what it came from.
-        rule = best_of([begin, rule], score, generator.choice(pool, TRIAL_EPISODES))
-        found.update(dict.fromkeys(kinds, rule))
+        found[kind] = best_of([begin, rule], score, generator.choice(pool, TRIAL_EPISODES))
         if is_over:
             break
+    rules = [found.get(kind, start) for kind in pools]
     return start.replace(
-        sites={name: tuple(getattr(rule, name) for rule in found.values()) for name in names},
+        sites={name: tuple(getattr(rule, name) for rule in rules) for name in names},
         recogniser=_learn_to_recognise(start, scenario, pools, config.seed),
     )
 
 
-def _at_site(
-    rule: HeuristicConfig, kinds: Sequence[Kind], all_kinds: Sequence[Kind]
-) -> HeuristicConfig | None:
-    """Return a plain rule with the numbers for some kinds of site; None if they have no common."""
-    if not rule.sites:
-        return rule
-    if len(kinds) > 1:
-        return None
-    own = all_kinds.index(kinds[0])
-    numbers = {name: values[own] for name, values in rule.sites.items()}
+def value_over_sites(engine: ClusterEngine) -> NDArray[np.float64]:
+    """(E,) what episodes are worth among episodes of other sites.
+
+    A violation costs the same return everywhere, so that a percentage point of them costs as much
+    as 50 W where few large jobs arrive and 360 W where many small ones do. Over many sites, as much
+    service costs least power where both prices are the same, so an even price counts beside the
+    return.
+    """
+    measures = measure_clusters(engine, np.arange(engine.num_clusters))
+    power_w, points = measures["mean_power_w"], 100.0 * measures["sla_violation_rate"]
+    return np.asarray(episode_return(engine) - EVEN_WEIGHT * (power_w + POINT_W * points))
+
+
+def _from_the_middle(kinds: Sequence[Kind]) -> list[Kind]:
+    """Return kinds so that each but the first of a workload has a neighbour before it."""
+    loads = sorted({kind.load for kind in kinds})
+    middle = loads[len(loads) // 2]
+    return sorted(kinds, key=lambda kind: (abs(kind.load - middle), kind))
+
+
+def _neighbours(kind: Kind, kinds: Sequence[Kind]) -> list[Kind]:
+    """Return the kinds with the same arrivals and the next load or wake delay."""
+    loads = sorted({other.load for other in kinds})
+    delays = sorted({other.wake_delay for other in kinds})
+
+    def distance(other: Kind) -> int:
+        apart = abs(loads.index(other.load) - loads.index(kind.load))
+        return apart + abs(delays.index(other.wake_delay) - delays.index(kind.wake_delay))
+
+    return [k for k in kinds if k.workload == kind.workload and distance(k) == 1]
+
+
+def _at_site(rule: HeuristicConfig, number: int) -> HeuristicConfig:
+    """Return a plain rule with the numbers for one kind of site."""
+    numbers = {name: values[number] for name, values in rule.sites.items()}
     return rule.replace(sites={}, recogniser=(), **numbers)
 
 
@@ -139,23 +170,35 @@ def _pools(scenario: Scenario, seed: int) -> dict[Kind, NDArray[np.int64]]:
     seeds = np.random.default_rng(seed).integers(FRESH_SEEDS, size=POOL_SIZE)
     sites = [workload.site(int(s)) for s in seeds]
     loads = np.array([load for _, load in sites])
-    delays = np.array([wake_delay_of(env.config, int(s)) for s in seeds])
-    levels = np.linspace(loads.min(), loads.max(), NUM_LEVELS)
-    is_slow = 2 * delays >= delays.min() + delays.max()
+    delays = np.array([float(wake_delay_of(env.config, int(s))) for s in seeds])
+    loads, delays = _levels(loads, NUM_LOADS), _levels(delays, NUM_DELAYS)
     pools: dict[Kind, list[int]] = {}
-    for s, (name, load), slow in zip(seeds, sites, is_slow, strict=True):
-        kind = (name, int(np.abs(levels - load).argmin()), bool(slow))
-        pools.setdefault(kind, []).append(int(s))
+    for s, (name, _), load, delay in zip(seeds, sites, loads, delays, strict=True):
+        pools.setdefault(Kind(name, float(load), float(delay)), []).append(int(s))
     return {kind: np.array(pools[kind]) for kind in sorted(pools)}
+
+
+def _levels(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """Return the nearest of some evenly spaced levels for each value."""
+    levels = np.linspace(values.min(), values.max(), count).round(6)
+    return np.asarray(levels[np.abs(np.subtract.outer(values, levels)).argmin(axis=1)])
 
 
 def _learn_to_recognise(
     rule: HeuristicConfig, scenario: Scenario, pools: dict[Kind, NDArray[np.int64]], seed: int
 ) -> tuple[tuple[float, ...], ...]:
-    """Return the weights of a logistic regression from what is seen under the rule to the kind."""
-    share = -(-LESSON_EPISODES // len(pools))
+    """Return, for each kind, the weights of its log-odds.
+
+    What arrives, and how much, is told by a logistic regression from what is seen under the rule;
+    the wake delay is seen as it is.
+    """
+    arrivals = sorted({kind[:2] for kind in pools})
+    share = -(-LESSON_EPISODES // len(arrivals))
     generator = np.random.default_rng(seed)
-    chosen = [generator.choice(pool, share) for pool in pools.values()]
+    chosen = [
+        generator.choice(np.concatenate([pools[k] for k in pools if k[:2] == one]), share)
+        for one in arrivals
+    ]
     seeds = np.concatenate(chosen).tolist()
     env = ClusterVectorEnv(len(seeds), copy=False, autoreset_mode="Disabled", **scenario.to_dict())
     observation = env.reset_to(
@@ -175,12 +218,35 @@ def _learn_to_recognise(
         step = env.advance(policy.act(observation))
         tick += step.elapsed_ticks
         is_over = bool(step.is_truncated.all())
-    return _regression(np.concatenate(terms), np.concatenate(kinds), len(pools))
+    weights = _regression(np.concatenate(terms), np.concatenate(kinds), len(arrivals))
+    delays = sorted({kind.wake_delay for kind in pools})
+    rows = [
+        weights[arrivals.index(kind[:2])] + _delay_weights(kind.wake_delay, delays)
+        for kind in pools
+    ]
+    return tuple(tuple(row.round(5).tolist()) for row in rows)
+
+
+def _delay_weights(level: float, levels: Sequence[float]) -> NDArray[np.float64]:
+    """Return weights with which the log-odds of a level fall with the square of the distance."""
+    weights = np.zeros(NUM_TERMS)
+    if len(levels) > 1:
+        signal = SIGNALS.index("wake_delay")
+        # The signal is (delay - middle) / unit.
+        middle, unit = DELAY_SIGNAL
+        own = (level - middle) / unit
+        width = DELAY_WIDTH * (levels[1] - levels[0]) / unit
+        square = 1 + len(SIGNALS) + signal * (signal + 1) // 2 + signal
+        weights[0] = -0.5 * (own / width) ** 2
+        weights[1 + signal] = own / width**2
+        weights[square] = -0.5 / width**2
+    return weights
 
 
 def _regression(
     terms: NDArray[np.float64], kinds: NDArray[np.int64], num_kinds: int
-) -> tuple[tuple[float, ...], ...]:
+) -> NDArray[np.float64]:
+    """Return (kinds, terms) the weights of a logistic regression."""
     shape = (num_kinds, terms.shape[1])
     is_kind = np.equal.outer(kinds, np.arange(num_kinds))
 
@@ -192,9 +258,4 @@ def _regression(
         return float(value), gradient.ravel()
 
     found = minimize(loss, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B")
-    return tuple(tuple(row) for row in found.x.reshape(shape).round(5).tolist())
-
-
-def _name(kind: Kind) -> str:
-    workload, level, is_slow = kind
-    return f"{workload}, load level {level + 1}, {'slow' if is_slow else 'fast'} to wake"
+    return np.asarray(found.x.reshape(shape))

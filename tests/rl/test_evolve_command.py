@@ -40,13 +40,12 @@ def test_evolve_writes_a_bundle_that_acts_as_the_rule_it_found(tmp_path, capsys)
 
 def test_evolve_by_site_writes_a_bundle_that_recognises_sites(tmp_path, capsys):
     out = tmp_path / "evolved"
-    words = ["--by-site", "--evaluations", "192", "--population", "4", "--episodes", "2"]
+    words = ["--by-site", "--evaluations", "240", "--population", "4", "--episodes", "2"]
     assert main([*WORDS, *words, "--out", str(out)]) == 0
     bundle = load_bundle(out)
     rule = bundle.network.prior
-    # In whole generations: 16 candidates for each of four workloads, 8 for each of 24 kinds.
-    assert bundle.training["evaluations"] == 4 * 16 + 24 * 8
-    assert len(rule.recogniser) == 24
+    assert bundle.training["evaluations"] == 60 * 4
+    assert len(rule.recogniser) == 60
     scenario = Scenario.from_dict(bundle.training["scenario"])
     ours, plain = (
         evaluate(policy, scenario, range(4)).metrics["episode_return"]
@@ -56,10 +55,10 @@ def test_evolve_by_site_writes_a_bundle_that_recognises_sites(tmp_path, capsys):
     assert main([*WORDS, "--by-site", "--start", str(out), "--out", str(tmp_path / "b")]) == 2
     assert "numbers by site already" in capsys.readouterr().err
     # As a teacher it is what the searches for single kinds begin with.
-    few = ["--by-site", "--evaluations", "24", "--population", "4", "--episodes", "2"]
+    few = ["--by-site", "--evaluations", "60", "--population", "4", "--episodes", "2"]
     again = tmp_path / "again"
     assert main([*WORDS, *few, "--step", "0.001", "--teachers", str(out), "--out", str(again)]) == 0
-    assert load_bundle(again).training["evaluations"] == 24 * 4
+    assert load_bundle(again).training["evaluations"] == 60 * 4
     after = load_bundle(again).network.prior
     near = [
         abs(a - b) < 0.1
