@@ -28,8 +28,7 @@ from cloudsched.heuristics.adaptive import DELAY_SIGNAL, terms_of
 from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.heuristics.parameters import NUM_TERMS, SIGNALS, HeuristicConfig
 from cloudsched.heuristics.tuning import Scorer, TuningProgress, free_parameters, plain_policy
-from cloudsched.metrics import episode_return, measure_clusters
-from cloudsched.sim.engine import ClusterEngine, wake_delay_of
+from cloudsched.sim.engine import wake_delay_of
 from cloudsched.workload.mixture import MixtureWorkload
 
 POOL_SIZE = 20_000
@@ -40,8 +39,6 @@ LESSON_EPISODES = 1024
 LESSON_EVERY = 40  # ticks
 DELAY_WIDTH = 0.35  # of the distance between two levels of the delay: numbers change over softly
 DECAY = 1e-4  # of the recogniser's weights; without it rare terms grow without bound
-POINT_W = 100.0  # watts that a percentage point of violations is taken to be worth at any site
-EVEN_WEIGHT = 2.0  # of power and violations at that price, beside the return
 
 
 class Kind(NamedTuple):
@@ -90,7 +87,7 @@ def adapt_by_site(
             f"A teacher has numbers for other sites than the {len(pools)} of this mixture."
         )
     names = free_parameters(start, is_whole=True)
-    score = Scorer([scenario], [0], plain_policy, value_over_sites)
+    score = Scorer([scenario], [0], plain_policy)
     order = _from_the_middle(list(pools))
     found: dict[Kind, HeuristicConfig] = {}
     share, done = config.evaluations // len(pools), 0
@@ -119,19 +116,6 @@ def adapt_by_site(
         sites={name: tuple(getattr(rule, name) for rule in rules) for name in names},
         recogniser=_learn_to_recognise(start, scenario, pools, config.seed),
     )
-
-
-def value_over_sites(engine: ClusterEngine) -> NDArray[np.float64]:
-    """(E,) what episodes are worth among episodes of other sites.
-
-    A violation costs the same return everywhere, so that a percentage point of them costs as much
-    as 50 W where few large jobs arrive and 360 W where many small ones do. Over many sites, as much
-    service costs least power where both prices are the same, so an even price counts beside the
-    return.
-    """
-    measures = measure_clusters(engine, np.arange(engine.num_clusters))
-    power_w, points = measures["mean_power_w"], 100.0 * measures["sla_violation_rate"]
-    return np.asarray(episode_return(engine) - EVEN_WEIGHT * (power_w + POINT_W * points))
 
 
 def _from_the_middle(kinds: Sequence[Kind]) -> list[Kind]:

@@ -28,7 +28,7 @@ from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.heuristics.parameters import RANGES, HeuristicConfig
 from cloudsched.metrics import episode_return
 from cloudsched.policy import Policy
-from cloudsched.sim.engine import ClusterEngine, wake_delay_of
+from cloudsched.sim.engine import wake_delay_of
 from cloudsched.sim.jobs import JobTable
 
 _ORDER_AND_PLACEMENT = tuple(
@@ -48,8 +48,6 @@ BATCH_CLUSTERS = 128
 """Fits a processor's cache, and is enough to make calls of the kernels pay."""
 
 MakePolicy = Callable[[ClusterVectorEnv, Sequence[HeuristicConfig]], Policy]
-ValueOf = Callable[[ClusterEngine], NDArray[np.float64]]
-"""(E,) what each cluster's episode was worth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,14 +176,9 @@ class Scorer:
     """Runs candidates on all scenarios and seeds; environments are built once."""
 
     def __init__(
-        self,
-        scenarios: Sequence[Scenario],
-        seeds: Sequence[int],
-        make_policy: MakePolicy,
-        value_of: ValueOf = episode_return,
+        self, scenarios: Sequence[Scenario], seeds: Sequence[int], make_policy: MakePolicy
     ) -> None:
         self._make_policy = make_policy
-        self._value_of = value_of
         self._threads = max(1, os.cpu_count() or 1)
         self._scenarios = scenarios
         self._single = [_environment(scenario, 1) for scenario in scenarios]
@@ -203,7 +196,7 @@ class Scorer:
             self._wake_delays.append([wake_delay_of(env.config, seed) for seed in seeds])
 
     def __call__(self, configs: Sequence[HeuristicConfig]) -> NDArray[np.float64]:
-        """Return (scenarios, candidates, seeds) what the episodes were worth."""
+        """Return (scenarios, candidates, seeds) episode returns."""
         count = -(-len(configs) * self._num_seeds // BATCH_CLUSTERS)
         count = min(self._num_seeds, max(self._threads, count))
         work = [
@@ -234,7 +227,7 @@ class Scorer:
         policy = self._make_policy(env, [config for config in configs for _ in batch])
         while not env.advance(policy.act(observation)).is_truncated.all():
             pass
-        return np.asarray(self._value_of(env.engine).reshape(len(configs), len(batch)))
+        return np.asarray(episode_return(env.engine).reshape(len(configs), len(batch)))
 
 
 def plain_policy(env: ClusterVectorEnv, configs: Sequence[HeuristicConfig]) -> Policy:
