@@ -35,7 +35,7 @@ class Evolve(ScenarioOptions):
     Examples:
       cloudsched evolve --preset mixed_wake --workload mixture --start headroom@mixed_wake/mixture
       cloudsched evolve --preset mixed_wake --workload mixture --start headroom@mixed_wake/mixture \
---by-site --evaluations 9600 --episodes 24 --population 16 --step 0.08 --teachers headroom@mixture
+--by-site --evaluations 6720 --episodes 16 --population 14 --step 0.06 --teachers headroom@mixture
       cloudsched evaluate --preset mixed_wake --workload mixture --policy runs/evolve
     """
 

@@ -77,7 +77,7 @@ def adapt_by_site(
     Args:
         start: a headroom controller, tuned on the same scenario.
         teachers: further ones; each search begins with the best of them all. One with numbers by
-            site, as an earlier search found them, teaches the searches for single kinds.
+            site, as an earlier search found them, teaches each kind its own.
         config: its candidates are shared out evenly among kinds.
         report: may raise KeyboardInterrupt; kinds that had no turn yet then have the start's.
     """

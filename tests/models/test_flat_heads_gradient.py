@@ -5,15 +5,13 @@ import pytest
 import torch
 
 from cloudsched.config import ClusterConfig
-from cloudsched.envs.cluster import ClusterVectorEnv
-from cloudsched.heuristics.catalog import make_heuristic
 from cloudsched.models import flat_heads_gradient
 from cloudsched.models.constrained import ConstrainedConfig, ConstrainedModel
 from cloudsched.models.constrained_kernels import pack, unpack
 from cloudsched.models.constrained_loss import ConstrainedLoss
 from cloudsched.models.networks import ROW, NetworkConfig, ObservationSizes
 from cloudsched.models.precision import take_products_in
-from cloudsched.models.prepared import NEXT, NEXT_ACTION, NEXT_NUMBER, OBSERVATION, cut
+from cloudsched.models.prepared import NEXT_ACTION, cut
 
 torch.set_num_threads(1)
 
@@ -31,29 +29,6 @@ def a_model(kind="flat"):
         torch.nn.init.normal_(parameter, std=0.1)
     model.hear(torch.tensor([0.5, 0.8, 0.3, 0.9]), torch.tensor([0.7, 0.01, 0.04, 0.25]))
     return model, config
-
-
-@pytest.fixture(scope="module")
-def columns():
-    """Transitions of a rule that sleeps and wakes, so that some of them are put under strain."""
-    env = ClusterVectorEnv(16, workload="diurnal")
-    policy = make_heuristic("power_aware+band", env.config)
-    seen, _ = env.reset(seed=0)
-    rows = []
-    for _ in range(60):
-        before = {name: torch.from_numpy(seen[name].copy()) for name in OBSERVATION}
-        action = torch.from_numpy(policy.act(seen).copy())
-        seen, *_ = env.step(action.numpy())
-        rows.append({**before, "action": action})
-    found = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-    count = len(found["action"])
-    torch.manual_seed(1)
-    number = torch.arange(count) // 3
-    found |= {NEXT + name: found[name][number * 3] for name in OBSERVATION}
-    found[NEXT_NUMBER] = number
-    found["behaviour_probability"] = torch.rand(count)
-    found |= {name: torch.rand(count) for name in ("reward", "cost", "discount")}
-    return found
 
 
 def results(model, config, columns, factor=1.0):

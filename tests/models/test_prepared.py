@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from cloudsched.config import ClusterConfig
-from cloudsched.envs.cluster import ClusterVectorEnv
-from cloudsched.heuristics.catalog import make_heuristic
 from cloudsched.models.constrained import ConstrainedConfig, ConstrainedModel
 from cloudsched.models.constrained_loss import ConstrainedLoss
 from cloudsched.models.networks import ROW, NetworkConfig, ObservationSizes
@@ -21,8 +19,6 @@ from cloudsched.models.prepared import (
 
 torch.set_num_threads(1)
 
-SHARED = 3  # decisions in a row that are followed by the same observation
-
 
 def model_of(kind):
     torch.manual_seed(0)
@@ -31,28 +27,6 @@ def model_of(kind):
     for parameter in model.heads.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return model, config
-
-
-@pytest.fixture(scope="module")
-def columns():
-    """Transitions of a rule, of which some share what follows."""
-    env = ClusterVectorEnv(16, workload="diurnal")
-    policy = make_heuristic("power_aware+band", env.config)
-    seen, _ = env.reset(seed=0)
-    rows = []
-    for _ in range(60):
-        before = {name: torch.from_numpy(seen[name].copy()) for name in OBSERVATION}
-        action = torch.from_numpy(policy.act(seen).copy())
-        seen, *_ = env.step(action.numpy())
-        rows.append({**before, "action": action})
-    found = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-    count = len(found["action"])
-    number = torch.arange(count) // SHARED
-    found |= {NEXT + name: found[name][number * SHARED] for name in OBSERVATION}
-    found[NEXT_NUMBER] = number
-    found["behaviour_probability"] = torch.ones(count)
-    found |= {name: torch.rand(count) for name in ("reward", "cost", "discount")}
-    return found
 
 
 def test_a_batch_has_the_rows_it_would_have_had_on_its_own(columns):
@@ -85,7 +59,7 @@ def test_what_follows_several_rows_is_there_once(columns):
     count = len(columns["action"])
     batch = next(cut(model.prepare(columns), torch.arange(count), count))
     assert int(batch[FOLLOWING].max()) + 1 == len(columns[NEXT_NUMBER].unique())
-    assert len(batch[NEXT + "context"]) < count // SHARED + ROWS
+    assert len(batch[NEXT + "context"]) < len(columns[NEXT_NUMBER].unique()) + ROWS
 
 
 @pytest.mark.parametrize("kind", ["set", "flat"])
