@@ -183,7 +183,7 @@ def kind_of(action: int, is_asleep: NDArray[np.bool_], num_pairs: int) -> int:
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
 def improve(is_asleep: NDArray[np.bool_], num_pairs: int, num_legal: int, room: Room) -> None:
-    """Turn gains into the weights of a better policy, as `Heads.score` defines it.
+    """Turn gains into the weights of a better policy, as `better_logits` defines it.
 
     Args:
         room: has the weights of the legal actions in the prior in `values[0]` and their gains, as
