@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test check bench clean
 
 demo: $(READY)  ## train a policy, compare it with the rules on held-out seeds, serve it, ask it over HTTP
-	$(BIN)/cloudsched train rllib_configs/ppo.py --steps 2000000 --minutes 3 --out runs/demo/train
+	$(BIN)/cloudsched train rllib_configs/ppo.py --steps 3000000 --minutes 3 --out runs/demo/train
 	$(BIN)/cloudsched compare --workload poisson --out runs/demo --policies rr sjf ffd power_aware \
 		power_aware+headroom best_fit+sleep@poisson headroom@poisson runs/demo/train/bundle
 	$(BIN)/python serve/simulated_hour.py --policy runs/demo/train/bundle

@@ -63,6 +63,11 @@ VERBS: Registry[Verb] = Registry(
         "evolve": Verb(
             "cloudsched.commands.evolve", "Evolve", "learn a rule whose numbers follow the site"
         ),
+        "improve": Verb(
+            "cloudsched.commands.improve",
+            "Improve",
+            "try other decisions on the same arrivals, and learn from them",
+        ),
         "serve": Verb("cloudsched.commands.serve", "Serve", "the policy over HTTP and gRPC"),
         "bench env": Verb(
             "cloudsched.commands.bench",

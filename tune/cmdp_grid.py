@@ -24,6 +24,7 @@ from cloudsched.models.constrained import ConstrainedConfig
 from cloudsched.plots import png
 from cloudsched.results import provenance, to_json, write_files
 from cloudsched.rl.offline import OfflineRunConfig
+from cloudsched.statistics import Estimate
 from cloudsched.sweeps.cluster import check_shared, connected, output_folder
 from cloudsched.sweeps.cmdp import (
     Row,
@@ -186,26 +187,32 @@ def _plain(row: Row) -> dict[str, Any]:
 def _table(rows: list[Row], best: list[Row]) -> Table:
     table = Table("limit, %", "policy")
     columns = ("trainings", "power, W", "against best behaviour, W", "SLA violations, %")
-    for column in (*columns, "within limit", "work served, %"):
+    for column in (*columns, "against mean, points", "within limit", "work served, %"):
         table.add_column(column, justify="right")
     table.add_column("front")
     for row in rows:
         power, rate = row.summary["mean_power_w"], row.summary["sla_violation_rate"]
-        apart = row.difference_w
+        watts_apart, rate_apart = row.difference_w, row.difference_rate
         table.add_row(
             "" if row.limit is None else f"{100 * row.limit:g}",
             row.name,
             str(row.trainings),
-            f"{power.mean:,.0f} [{power.ci_low:,.0f}, {power.ci_high:,.0f}]",
-            ""
-            if apart is None
-            else f"{apart.mean:+,.0f} [{apart.ci_low:+,.0f}, {apart.ci_high:+,.0f}]",
-            f"{100 * rate.mean:.2f} [{100 * rate.ci_low:.2f}, {100 * rate.ci_high:.2f}]",
+            _interval(power, ",.0f"),
+            "" if watts_apart is None else _interval(watts_apart, "+,.0f"),
+            _interval(rate, ".2f", 100.0),
+            "" if rate_apart is None else _interval(rate_apart, "+.2f", 100.0),
             "" if row.meets_limit is None else ("yes" if row.meets_limit else "NO"),
             f"{100 * row.summary['work_served'].mean:.1f}",
             "*" if row in best else "",
         )
     return table
+
+
+def _interval(estimate: Estimate, style: str, unit: float = 1.0) -> str:
+    mean, low, high = (
+        f"{unit * value:{style}}" for value in (estimate.mean, estimate.ci_low, estimate.ci_high)
+    )
+    return f"{mean} [{low}, {high}]"
 
 
 if __name__ == "__main__":

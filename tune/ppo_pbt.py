@@ -48,6 +48,9 @@ class PpoPbt(Search):
     """Size of the population."""
     copies: int = 5
     """How often in the longest training a trial may copy another."""
+    synchronous: bool = False
+    """Let trials wait for each other before the worst copy the best: slower, but what comes out no
+    longer depends on which of them happened to report first."""
     out: Path = field(default_factory=lambda: Path("runs/ppo_pbt"))
     """Folder for everything; on a cluster one that every node sees."""
 
@@ -57,6 +60,7 @@ class PpoPbt(Search):
             time_attr=TIME,
             perturbation_interval=max(1, self.steps // (self.copies + 1)),
             hyperparam_mutations={"hyperparameters": search_space()},
+            synch=self.synchronous,
         )
         return self.make_tuner(search_space(), scheduler)
 

@@ -27,7 +27,9 @@ from torch import Tensor
 from cloudsched.config import Settings
 from cloudsched.datasets.manifest import Manifest
 from cloudsched.datasets.record import RecordingConfig, default_behaviours, record, with_ray_data
+from cloudsched.datasets.schema import Arrays
 from cloudsched.datasets.shard import MakePolicy
+from cloudsched.datasets.transitions import TransitionReader
 from cloudsched.envs.scenario import Scenario
 from cloudsched.models.constrained import ConstrainedConfig
 from cloudsched.models.constrained_learner import ConstrainedLearner
@@ -164,7 +166,7 @@ def _silent(_files: int, _decisions: int) -> None:
 def _learner(config: OfflineBenchConfig, folder: Path, kind: str) -> ConstrainedLearner:
     learning = _learning(config, kind)
     model = build_model(folder, learning, seed=0)
-    return ConstrainedLearner(model, model, learning, num_steps=1_000_000)
+    return ConstrainedLearner(model, learning, num_steps=1_000_000)
 
 
 def _learning(config: OfflineBenchConfig, kind: str) -> ConstrainedConfig:
@@ -197,23 +199,23 @@ def _fed_from_memory(
     config: OfflineBenchConfig, folder: Path, manifest: Manifest, kind: str
 ) -> Step:
     learner = _learner(config, folder, kind)
-    columns = {
-        name: torch.from_numpy(values) for name, values in _memory(config, folder, manifest).items()
-    }
-    prepared = learner.module.prepare(columns)
+    source = reader(folder, manifest, _learning(config, kind), seed=0)
+    columns = _memory(source)
+    prepared = learner.module.prepare(
+        {name: torch.from_numpy(values) for name, values in columns.items()}
+    )
+    generator = np.random.default_rng(0)
 
     def shuffled() -> Generator[dict[str, Tensor]]:
         while True:
-            yield from cut(prepared, torch.randperm(len(columns["action"])), config.batch_size)
+            order = torch.from_numpy(source.shuffled(columns["next_number"], generator))
+            yield from cut(prepared, order, config.batch_size)
 
     batches = shuffled()
     return lambda: _discard(learner.step(next(batches)))
 
 
-def _memory(
-    config: OfflineBenchConfig, folder: Path, manifest: Manifest
-) -> dict[str, np.ndarray[Any, Any]]:
-    source = reader(folder, manifest, _learning(config, "set"), seed=0)
+def _memory(source: TransitionReader) -> Arrays:
     parts = [source.read(p["file"], p["group"]) for p in source.pieces()[:MEMORY_PIECES]]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -222,7 +224,7 @@ def _d3rlpy(config: OfflineBenchConfig, folder: Path, manifest: Manifest) -> Ste
     with warnings.catch_warnings(), redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         import d3rlpy
-    columns = _memory(config, folder, manifest)
+    columns = _memory(reader(folder, manifest, _learning(config, "set"), seed=0))
     parts = [columns[name].reshape(len(columns["action"]), -1) for name in ("servers", "jobs")]
     observations = np.concatenate([*parts, columns["context"]], axis=1)
     count = len(observations)

@@ -82,7 +82,7 @@ class RuleNumbers:
         return self._moved
 
     def _forget(self, num_clusters: int) -> None:
-        self._moved = np.resize(self.fixed, num_clusters)
+        self._moved = np.broadcast_to(self.fixed, num_clusters).copy()
         self._seen = np.full((num_clusters, NUM_SIGNALS), np.nan)
 
 

@@ -8,6 +8,7 @@ service and an evaluation decide alike. `tests/models/test_compiled.py` holds th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,15 +103,16 @@ class CompiledSetNetwork:
         )
         self._is_balanced = network.is_balanced
         self._num_resources = network.num_resources
-        self._scratch: dict[tuple[int, int], Scratch] = {}
+        self._scratch: dict[tuple[int, int, int], Scratch] = {}
 
     def logits(self, observation: Mapping[str, NDArray[Any]]) -> Array:
         """Return (E, A) masked logits."""
         servers, jobs = observation["servers"], observation["jobs"]
         mask = observation["action_mask"]
         sizes = (servers.shape[1], jobs.shape[1])
-        if sizes not in self._scratch:
-            self._scratch[sizes] = self._room(*sizes)
+        own = (get_ident(), *sizes)  # threads must not write into each other's
+        if own not in self._scratch:
+            self._scratch[own] = self._room(*sizes)
         logits = np.empty(mask.shape, np.float32)
         score_set(
             self._weights,
@@ -120,7 +122,7 @@ class CompiledSetNetwork:
             mask,
             self._num_resources,
             self._is_balanced,
-            self._scratch[sizes],
+            self._scratch[own],
             logits,
         )
         return logits

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 
 from cloudsched.config import Settings
-from cloudsched.models import flat_heads_gradient
 from cloudsched.models.constrained_gradient import compiled_loss, compiled_next_actions
 from cloudsched.models.constrained_loss import (
     ConstrainedLoss,
@@ -143,13 +142,7 @@ class ConstrainedModel(nn.Module):
         self, batch: Mapping[str, Tensor], price: Tensor, config: ConstrainedConfig
     ) -> ConstrainedLoss:
         """Return the loss of a batch of transitions, prepared (`prepare`) or not."""
-        if KIND not in batch:
-            prepared = self.prepare(batch)
-            count = len(batch["action"])
-            batch = next(cut(prepared, torch.arange(count, device=price.device), count))
-        scales = self._scales(price, config)
-        if flat_heads_gradient.is_for(self.heads):
-            return flat_heads_gradient.flat_loss(self.heads, self.target, self.luck, batch, scales)
+        batch, scales = self.prepared(batch), self.scales(price, config)
         is_compiled = price.device.type == "cpu"
         with torch.no_grad():
             following = {
@@ -164,6 +157,14 @@ class ConstrainedModel(nn.Module):
         loss = compiled_loss if is_compiled else constrained_loss
         return loss(self.heads(batch), self.luck(batch[EXOGENOUS]), next_U2, batch, scales)
 
+    def prepared(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a batch as losses take it in, whether it was prepared before or not."""
+        if KIND in batch:
+            return batch
+        count = len(batch["action"])
+        order_B = torch.arange(count, device=batch["action"].device)
+        return next(cut(self.prepare(batch), order_B, count))
+
     def prepare(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return transitions (`cloudsched.datasets.transitions`) as `forward` takes them in."""
         return self.preparation()(columns)
@@ -171,6 +172,27 @@ class ConstrainedModel(nn.Module):
     def preparation(self) -> Prepare:
         """Return what `prepare` does, for other processes: it holds no weights."""
         return partial(prepare, condense=self.heads.condensing(), arrivals=self._arrivals)
+
+    def scales(self, price: Tensor, config: ConstrainedConfig) -> Scales:
+        """Return in what the terms of the loss are measured now, and how much they count."""
+        unit_4, weight_4 = torch.ones_like(self.noise_4), torch.ones_like(self.share_4)
+        heard = float(self.heard)
+        if heard > 0.0:
+            unit_4 = (self.noise_4 / heard).clamp(min=1e-6)
+            weight_4 = kind_weights(self.share_4 / heard)
+        advantage = 1.0 - config.gamma  # what one tick can change
+        nat = advantage / config.nat
+        return Scales(
+            value_2=self.scale_2,
+            advantage=advantage,
+            nats_2=(POWER_SCALE * nat, RATE_SCALE * nat),
+            price=float(price),
+            reach=config.reach,
+            pessimism=config.pessimism,
+            unit_4=unit_4,
+            kind_4=weight_4,
+            strained_4=self.strained_4,
+        )
 
     def hear(self, noise_4: Tensor, share_4: Tensor) -> None:
         """Take in how loud a batch's targets were and how common each kind of action.
@@ -216,26 +238,6 @@ class ConstrainedModel(nn.Module):
     ) -> Tensor:
         value_B2, gain_B2 = network.taken(observation, action_B)
         return (value_B2 + gain_B2 * (1.0 - config.gamma)) * self.scale_2
-
-    def _scales(self, price: Tensor, config: ConstrainedConfig) -> Scales:
-        unit_4, weight_4 = torch.ones_like(self.noise_4), torch.ones_like(self.share_4)
-        heard = float(self.heard)
-        if heard > 0.0:
-            unit_4 = (self.noise_4 / heard).clamp(min=1e-6)
-            weight_4 = kind_weights(self.share_4 / heard)
-        advantage = 1.0 - config.gamma  # what one tick can change
-        nat = advantage / config.nat
-        return Scales(
-            value_2=self.scale_2,
-            advantage=advantage,
-            nats_2=(POWER_SCALE * nat, RATE_SCALE * nat),
-            price=float(price),
-            reach=config.reach,
-            pessimism=config.pessimism,
-            unit_4=unit_4,
-            kind_4=weight_4,
-            strained_4=self.strained_4,
-        )
 
 
 def _fast_last(network: HeadNetwork) -> list[nn.Parameter]:

@@ -7,7 +7,7 @@ row, a third of all. Anywhere else `constrained_loss` and `next_actions` do the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -116,13 +116,8 @@ class _LossOfOutputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, share: Tensor, _: Tensor) -> Any:  # type: ignore[override]
-        by_outputs, by_value, by_luck = times(ctx.gradients, float(share))
+        by_outputs, by_value, by_luck = (float(share) * part for part in ctx.gradients)
         return by_outputs, None, by_value, by_luck, None, None, None
-
-
-def times(gradients: Sequence[Tensor], factor: float) -> Sequence[Tensor]:
-    """Return gradients of a loss that is multiplied by a factor."""
-    return gradients if factor == 1.0 else [factor * gradient for gradient in gradients]
 
 
 def arrays(scales: Scales) -> Scales:

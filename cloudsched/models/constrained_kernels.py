@@ -46,7 +46,7 @@ class Said(NamedTuple):
     """What the networks said of R rows, of which the first B were logged."""
 
     outputs: NDArray[Any]  # (R, 4, A), or their bits if they are bfloat16
-    value: Array  # (R, 2)
+    value: Array  # (B, 2), or of all rows
     luck: Array  # (B, 2)
     following: Array  # (U, 2) values of the next rows
 
@@ -360,7 +360,8 @@ def rounded_loss_gradient(
     room: Room,
     out_rounded: Bits,
     out_reward: Array,
-    out_sums: Array,
+    out_bias: Array,
+    out_value_bias: Array,
     out_luck: Array,
     out_terms: NDArray[np.float64],
 ) -> None:
@@ -369,7 +370,8 @@ def rounded_loss_gradient(
     Args:
         out_rounded: (R, 3 * A + 2) those by outputs and by values, without rewards; overwritten.
         out_reward: (B,) those by the rewards of the actions taken, the only ones; overwritten.
-        out_sums: (4 * A + 2,) all of them, summed over the rows; overwritten.
+        out_bias: (4 * A,) those by all outputs, summed over the rows; overwritten.
+        out_value_bias: (2,) those by values, summed over the rows; overwritten.
         out_luck: (B, 2) overwritten.
         out_terms: (NUM_TERMS,) overwritten.
     """
@@ -377,7 +379,8 @@ def rounded_loss_gradient(
     num_actions, num_logged = outputs.shape[1], len(logged.action)
     row, by_row = outputs.reshape(-1), by_outputs.reshape(-1)
     by_value = np.empty(2, np.float32)
-    out_sums[:] = 0.0
+    out_bias[:] = 0.0
+    out_value_bias[:] = 0.0
     out_terms[:] = 0.0
     for b in range(len(said.outputs)):
         unpack(said.outputs[b], row)
@@ -390,9 +393,9 @@ def rounded_loss_gradient(
             pack(by_outputs[ROUNDED[k]], out_rounded[b, start : start + num_actions])
         pack(by_value, out_rounded[b, len(ROUNDED) * num_actions :])
         for i in range(len(by_row)):
-            out_sums[i] += by_row[i]
+            out_bias[i] += by_row[i]
         for k in range(2):
-            out_sums[len(by_row) + k] += by_value[k]
+            out_value_bias[k] += by_value[k]
     complete(logged, scales, out_terms)
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cloudsched.models.constrained import ConstrainedConfig, ConstrainedModel
 from cloudsched.models.constrained_loss import ConstrainedLoss
+from cloudsched.models.flat_heads_gradient import FlatHeadsGradient
+from cloudsched.models.head_networks import FlatHeads
 from cloudsched.models.lagrange import LagrangeMultiplier
 from cloudsched.models.precision import products_dtype, take_products_in
 
@@ -23,24 +25,23 @@ class ConstrainedLearner:
     """Takes gradient steps on batches of transitions, and moves the price of the constraint.
 
     Args:
-        model: may be wrapped for distributed training; `module` is the bare one.
+        module: in distributed training each worker has one, with the same weights.
         num_steps: gradient steps in all, for the schedule of the learning rate.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        module: ConstrainedModel,
-        config: ConstrainedConfig,
-        *,
-        num_steps: int,
+        self, module: ConstrainedModel, config: ConstrainedConfig, *, num_steps: int
     ) -> None:
-        self._model = model
         self.module = module
         self._config = config
         device = module.scale_2.device
         take_products_in(products_dtype(config.precision, device), module)
         self._weights = module.in_one_piece()
+        self._by_hand: FlatHeadsGradient | None = None
+        if FlatHeadsGradient.suits(module.heads):
+            assert isinstance(module.heads, FlatHeads)
+            assert isinstance(module.target, FlatHeads)
+            self._by_hand = FlatHeadsGradient(module.heads, module.target, module.luck)
         ordinary, fast = self._weights.groups()
         groups: list[dict[str, Any]] = [{"params": [ordinary]}]
         if len(fast):
@@ -62,9 +63,9 @@ class ConstrainedLearner:
             mean_of_workers: maps a tensor of this worker to its mean over all; None if alone.
         """
         price = self.module.scale_2.new_tensor(self.multiplier.price)
-        loss: ConstrainedLoss = self._model(batch, price, self._config)
-        self._weights.gradient.zero_()
-        loss.total.backward()  # type: ignore[no-untyped-call]
+        loss = self._write_gradient(batch, price)
+        if mean_of_workers is not None:
+            self._weights.gradient.copy_(mean_of_workers(self._weights.gradient))
         self._weights.clip_gradient(self._config.gradient_clip)
         self._optimizer.step()
         self._schedule.step()
@@ -75,6 +76,15 @@ class ConstrainedLearner:
         self.module.hear(shared_9[:4], shared_9[4:8])
         self.multiplier.update(float(shared_9[8]))
         self.step_count += 1
+        return loss
+
+    def _write_gradient(self, batch: Mapping[str, Tensor], price: Tensor) -> ConstrainedLoss:
+        module, config = self.module, self._config
+        if self._by_hand is not None:
+            return self._by_hand.write(module.prepared(batch), module.scales(price, config))
+        self._weights.gradient.zero_()
+        loss: ConstrainedLoss = module(batch, price, config)
+        loss.total.backward()  # type: ignore[no-untyped-call]
         return loss
 
     def state_dict(self) -> dict[str, Any]:

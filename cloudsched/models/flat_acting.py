@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from cloudsched.models.flat_pass import Body, FlatRows, Places, last_layer
+from cloudsched.models.acting_kernels import Array, choose, keep
+from cloudsched.models.flat_pass import Body, FlatRows, last_layer
 from cloudsched.models.legal import legal_scores
-from cloudsched.models.networks import FlatNetwork, Observation, joined
-from cloudsched.models.surrogate import draw
+from cloudsched.models.networks import FlatNetwork, Observation
 from cloudsched.models.threads import Threads
+
+NAMES = ("servers", "jobs", "context", "action_mask")
+"""The parts of an observation, in the order in which kernels take them."""
 
 
 class FlatActing:
@@ -23,40 +28,24 @@ class FlatActing:
         self._network = network
         self._dtype = dtype
         self._threads = Threads()
-        self._bodies: tuple[Body, Body] | None = None
-        self._places: Places | None = None
 
     def updated(self) -> FlatActing:
-        """Return this, with the weights that the network has now."""
-        self._bodies = self._places = None
+        """Return this; weights are read when a rollout begins."""
         return self
 
     def __call__(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return masked logits (B, A) and values (B,)."""
-        return self._logits(observation), self.values(observation)
-
-    def draw(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Draw (E,) actions; return them with their log-probabilities."""
-        return draw(self._logits(observation))
-
-    @torch.no_grad()
-    def _logits(self, observation: Observation) -> Tensor:
-        """Return masked logits (E, A) in clusters of one fleet, that of the first call."""
-        if self._bodies is None or self._places is None:
-            rows = FlatRows.of(self._network, observation, self._dtype)
-            row_EC, self._places = rows.row_BC, rows.places
-            self._bodies = self._rounded(rows)
-        else:
-            row_EC = joined(observation).index_select(1, self._places.changing_C)
-            row_EC = row_EC.to(self._dtype)
-        _, hidden_EW = self._bodies[0].hidden(row_EC)
+        rows = FlatRows.of(self._network, observation, self._dtype)
+        _, hidden_BW = Body.of(self._network.actor, rows, self._dtype).hidden(rows.row_BC)
         last = last_layer(self._network.actor)
-        return legal_scores(hidden_EW, last, observation["action_mask"])
+        return legal_scores(hidden_BW, last, observation["action_mask"]), self._values(rows)
 
     def values(self, observation: Observation) -> Tensor:
         """Return (B,) values."""
-        rows = FlatRows.of(self._network, observation, self._dtype)
-        _, body = self._rounded(rows)
+        return self._values(FlatRows.of(self._network, observation, self._dtype))
+
+    def _values(self, rows: FlatRows) -> Tensor:
+        body = Body.of(self._network.critic, rows, self._dtype)
         last = last_layer(self._network.critic)
         weight_W, bias = last.weight.detach()[0], last.bias.detach()
         parts = self._threads.shares(rows.row_BC)
@@ -67,9 +56,59 @@ class FlatActing:
 
         return torch.cat(self._threads.run(value, len(parts)))
 
-    def _rounded(self, rows: FlatRows) -> tuple[Body, Body]:
-        network = self._network
-        return (
-            Body.of(network.actor, rows, self._dtype),
-            Body.of(network.critic, rows, self._dtype),
+    def begin(self, live: dict[str, Tensor], tables: dict[str, Tensor]) -> FlatRollout:
+        """Return what acts for T steps in E clusters of one fleet, with the weights of now.
+
+        Args:
+            live: what they look like, now and after each step.
+            tables: (T, E, ...) where this is to be kept.
+        """
+        return FlatRollout(self, live, tables)
+
+
+class FlatRollout:
+    """Acts with the same weights for T steps; see `FlatActing.begin`."""
+
+    def __init__(
+        self, acting: FlatActing, live: dict[str, Tensor], tables: dict[str, Tensor]
+    ) -> None:
+        network, dtype = acting._network, acting._dtype
+        self._acting = acting
+        self._first = FlatRows.of(network, live, dtype)
+        self._body = Body.of(network.actor, self._first, dtype)
+        last = last_layer(network.actor)
+        self._last = last.weight.detach().numpy(), last.bias.detach().numpy()
+        mask = tables["action_mask"]
+        num_steps, num_envs, _ = mask.shape
+        changing_C = self._first.places.changing_C
+        self._mask = mask.numpy()
+        self._row_EC = torch.empty(num_envs, len(changing_C))
+        self._row_TEC = torch.empty(num_steps, num_envs, len(changing_C), dtype=dtype)
+        self._kept = (
+            *(live[name].numpy() for name in NAMES),
+            changing_C.numpy(),
+            *(tables[name].numpy() for name in NAMES),
+            self._row_EC.numpy(),
         )
+        # In double precision, so that unlikely actions are drawn as often as they should be.
+        self._uniform = torch.rand(num_steps, num_envs, dtype=torch.float64).numpy()
+        self._scratch = np.empty(len(last.bias))
+
+    def act(self, t: int, out_action: NDArray[np.int64], out_log_prob: Array) -> None:
+        """Keep what step t sees, and write its actions and their log-probabilities, (T, E)."""
+        keep(t, *self._kept)
+        _, hidden_EW = self._body.hidden(self._row_TEC[t].copy_(self._row_EC))
+        choose(
+            t,
+            hidden_EW.float().numpy(),
+            *self._last,
+            self._mask,
+            self._uniform,
+            self._scratch,
+            out_action,
+            out_log_prob,
+        )
+
+    def values(self) -> Tensor:
+        """Return (T * E,) values of what was seen."""
+        return self._acting._values(self._first._replace(row_BC=self._row_TEC.flatten(0, 1)))

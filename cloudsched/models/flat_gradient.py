@@ -1,39 +1,36 @@
 """PPO's gradient of a `FlatNetwork` on a CPU, worked out by hand and in threads.
 
 What autograd and the plain loss give, up to the order of sums: `tests/models/test_flat_gradient.py`
-holds the two together. Each thread takes its share of a minibatch from the first product to the
-last, so that threads wait for each other once in a step instead of once in an operation.
+holds the two together. Actor and critic share nothing, so each has a thread that takes it from
+rounding its weights to its gradient, and with more threads shares of the rows have one each.
+Threads wait for each other once in a step instead of once in an operation.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cloudsched.models.flat_kernels import (
+    Array,
+    LastLayer,
+    Scratch,
+    actor_gradients,
+    combine,
+    critic_gradients,
+)
 from cloudsched.models.flat_pass import Body, FlatRows
 from cloudsched.models.legal import FEW
 from cloudsched.models.networks import FlatNetwork
-from cloudsched.models.surrogate import NUM_TERMS, policy_gradient, value_gradient
+from cloudsched.models.surrogate import NUM_TERMS
 from cloudsched.models.threads import Threads
-
-Array = NDArray[np.float32]
-
-LATER = ("2.weight", "2.bias", "4.weight", "4.bias")
-NAMES = (
-    "actor.0.weight",
-    "critic.0.weight",
-    "actor.0.bias",
-    "critic.0.bias",
-    *(f"{net}.{end}" for net in ("actor", "critic") for end in LATER),
-)
-"""The parameters in the order of their gradients: first layers before the others."""
 
 
 class PPOColumns(NamedTuple):
@@ -56,33 +53,18 @@ class PPOWeights(NamedTuple):
     entropy_weight: float
 
 
-class LastLayers(NamedTuple):
-    """Weights of the last layers, or their gradients."""
-
-    logits: Array  # (A, W)
-    logits_bias: Array  # (A,)
-    value: Array  # (1, W)
-    value_bias: Array  # (1,)
-
-
-class Scratch(NamedTuple):
-    """Room for what is computed on the way; (A,) each."""
-
-    legal: NDArray[np.int64]
-    scores: Array
-    ups: Array
-
-
 class FlatGradient:
     """Writes gradients to the parameters of a network, as parts of one tensor."""
 
     def __init__(self, network: FlatNetwork) -> None:
-        self._network = network
         self._threads = Threads()
-        named = dict(network.named_parameters())
-        self._parameters = [named[name] for name in NAMES]
-        self.whole = torch.zeros(sum(p.numel() for p in self._parameters))
-        self._views = _cut(self.whole, [p.shape for p in self._parameters])
+        sizes = [sum(p.numel() for p in net.parameters()) for net in network.children()]
+        self.whole = torch.zeros(sum(sizes))
+        actor, critic = torch.split(self.whole, sizes)
+        self._nets = (
+            _ActorGradient(network.actor, actor),
+            _CriticGradient(network.critic, critic),
+        )
 
     @staticmethod
     def suits(network: nn.Module, mask_BA: Tensor) -> bool:
@@ -100,75 +82,143 @@ class FlatGradient:
         Returns:
             (6,) the terms of the loss, in the order of `PPOLoss`.
         """
-        nets = (self._network.actor, self._network.critic)
-        bodies = [Body.of(net, rows, rows.row_BC.dtype) for net in nets]
-        shares = self._threads.shares(chosen_M)
-        parts = self._empty_parts(len(shares), rows.row_BC.shape[1])
+        nets = self._nets
+        shares = self._threads.shares(chosen_M, most=self._threads.count // len(nets))
+        for net in nets:
+            net.make_room(len(shares), rows)
 
         def write_part(number: int) -> NDArray[np.float64]:
-            return self._write_part(
-                rows, columns, shares[number], weights, bodies, 1.0 / len(chosen_M), parts[number]
-            )
+            which, share = divmod(number, len(shares))
+            task = _Task(rows, columns, shares[share], weights, 1.0 / len(chosen_M))
+            terms = nets[which].write_part(task, share)
+            if len(shares) == 1:
+                add_up(which)
+            return terms
 
-        terms = self._threads.run(write_part, len(shares))
+        def add_up(which: int) -> None:
+            nets[which].add_up(rows)
+
+        terms = np.sum(self._threads.run(write_part, len(nets) * len(shares)), axis=0)
+        if len(shares) > 1:
+            self._threads.run(add_up, len(nets))
+        for net in nets:
+            net.hand_over()
+        terms[0] = terms[1] + weights.value_weight * terms[2] - weights.entropy_weight * terms[3]
+        return torch.from_numpy(terms).float()
+
+
+class _Task(NamedTuple):
+    """The rows of which a thread takes the gradient."""
+
+    rows: FlatRows
+    columns: PPOColumns
+    chosen_M: Tensor
+    weights: PPOWeights
+    share: float  # what a row counts: one over the number of rows in the minibatch
+
+
+class _Outputs(NamedTuple):
+    """What is written of a last layer."""
+
+    up: Array  # (M, W) the gradient by what goes into the rectifier before it
+    layer: LastLayer
+    terms: NDArray[np.float64]  # (6,) of the loss
+
+
+class _NetGradient(ABC):
+    """Writes the gradient of one of the two perceptrons.
+
+    Args:
+        gradient: where to.
+    """
+
+    def __init__(self, net: nn.Sequential, gradient: Tensor) -> None:
+        self._net = net
+        self._gradient = gradient
+        self._parameters = list(net.parameters())
+        self._views = _cut(gradient, [parameter.shape for parameter in self._parameters])
+        self._parts_PS = torch.empty(0, 0)
+        self._pieces: list[list[Tensor]] = []
+
+    def make_room(self, count: int, rows: FlatRows) -> None:
+        """Have (P, S) room for the gradients of P shares, without those of fixed features."""
+        first, *later = self._parameters
+        num_changing = rows.row_BC.shape[1]
+        num_fixed = first.numel() - len(first) * num_changing
+        shape = (count, self._gradient.numel() - num_fixed)
+        if self._parts_PS.shape != shape:  # else that of the last minibatch will do
+            self._parts_PS = torch.empty(shape)
+            shapes = [(len(first), num_changing), *(parameter.shape for parameter in later)]
+            self._pieces = [_cut(part_S, shapes) for part_S in self._parts_PS]
+
+    def write_part(self, task: _Task, number: int) -> NDArray[np.float64]:
+        """Write the gradient over a share of the rows, and return the terms of their loss."""
+        row_BC, out = task.rows.row_BC, self._pieces[number]
+        body = Body.of(self._net, task.rows, row_BC.dtype)
+        row_MC = row_BC.index_select(0, task.chosen_M)
+        first_MW, second_MW = body.hidden(row_MC)
+        up_MW, terms = torch.empty(second_MW.shape), np.zeros(NUM_TERMS)
+        out_last = LastLayer(*(gradient.numpy() for gradient in out[4:]))
+        last = LastLayer(*(parameter.detach().numpy() for parameter in self._parameters[4:]))
+        outputs = _Outputs(up_MW.numpy(), out_last, terms)
+        self._write_last(task, second_MW.float().numpy(), last, outputs)
+        _write_body(body, row_MC, first_MW, up_MW, *out[:4])
+        return terms
+
+    @abstractmethod
+    def _write_last(self, task: _Task, hidden: Array, layer: LastLayer, out: _Outputs) -> None:
+        """Write the gradient of the last layer, given (M, W) what goes into it."""
+
+    def add_up(self, rows: FlatRows) -> None:
+        """Write the gradient over all rows, given those over shares."""
         combine(
-            parts.numpy(),
+            self._parts_PS.numpy(),
             rows.places.changing_C.numpy(),
             rows.places.fixed_X.numpy(),
             rows.fixed_X.numpy(),
-            2 * len(bodies[0].first_bias_W),
-            self.whole.numpy(),
+            len(self._parameters[0]),
+            self._gradient.numpy(),
         )
+
+    def hand_over(self) -> None:
+        """Make what was written the gradient of the parameters."""
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
-        return torch.from_numpy(np.sum(terms, axis=0)).float()
 
-    def _empty_parts(self, count: int, num_changing: int) -> Tensor:
-        """Return (P, S) room for the gradients of P shares, without those of fixed features."""
-        num_outputs, num_features = self._parameters[0].shape
-        num_fixed = 2 * num_outputs * (num_features - num_changing)
-        return torch.empty(count, self.whole.numel() - num_fixed)
 
-    def _write_part(
-        self,
-        rows: FlatRows,
-        columns: PPOColumns,
-        chosen_M: Tensor,
-        weights: PPOWeights,
-        bodies: Sequence[Body],
-        share: float,
-        out_part_S: Tensor,
-    ) -> NDArray[np.float64]:
-        """Write the gradients of some rows, and return the terms of their loss."""
-        first_at = [(*p.shape[:-1], rows.row_BC.shape[1]) for p in self._parameters[:2]]
-        out = _cut(out_part_S, first_at + [p.shape for p in self._parameters[2:]])
-        row_MC = rows.row_BC.index_select(0, chosen_M)
-        (actor_1, actor_2), (critic_1, critic_2) = (body.hidden(row_MC) for body in bodies)
-        actor_up_MW, critic_up_MW = torch.empty(actor_2.shape), torch.empty(critic_2.shape)
-        actor_out, critic_out = out[4:8], out[8:12]
-        last = (*self._parameters[6:8], *self._parameters[10:12])
-        num_actions = columns.mask_BA.shape[1]
-        terms = np.zeros(NUM_TERMS)
-        head_gradients(
-            PPOColumns(*(column.numpy() for column in columns)),  # type: ignore[arg-type]
-            chosen_M.numpy(),
-            actor_2.float().numpy(),
-            critic_2.float().numpy(),
-            LastLayers(*(p.detach().numpy() for p in last)),
-            weights.clip,
+class _ActorGradient(_NetGradient):
+    def _write_last(self, task: _Task, hidden: Array, layer: LastLayer, out: _Outputs) -> None:
+        columns, num_actions = task.columns, len(layer.bias)
+        actor_gradients(
+            columns.mask_BA.numpy(),
+            columns.action_B.numpy(),
+            columns.old_log_prob_B.numpy(),
+            columns.advantage_B.numpy(),
+            task.chosen_M.numpy(),
+            hidden,
+            layer,
+            task.weights.clip,
+            task.weights.entropy_weight,
+            task.share,
+            Scratch(np.empty(num_actions, np.int64), *np.empty((2, num_actions), np.float32)),
+            *out,
+        )
+
+
+class _CriticGradient(_NetGradient):
+    def _write_last(self, task: _Task, hidden: Array, layer: LastLayer, out: _Outputs) -> None:
+        columns, weights = task.columns, task.weights
+        critic_gradients(
+            columns.old_value_B.numpy(),
+            columns.return_B.numpy(),
+            task.chosen_M.numpy(),
+            hidden,
+            layer,
             math.inf if weights.value_clip is None else weights.value_clip,
             weights.value_weight,
-            weights.entropy_weight,
-            share,
-            Scratch(np.empty(num_actions, np.int64), *np.empty((2, num_actions), np.float32)),
-            actor_up_MW.numpy(),
-            critic_up_MW.numpy(),
-            LastLayers(*(gradient.numpy() for gradient in (*actor_out[2:], *critic_out[2:]))),
-            terms,
+            task.share,
+            *out,
         )
-        _write_body(bodies[0], row_MC, actor_1, actor_up_MW, out[0], out[2], *actor_out[:2])
-        _write_body(bodies[1], row_MC, critic_1, critic_up_MW, out[1], out[3], *critic_out[:2])
-        return terms
 
 
 def _write_body(
@@ -193,137 +243,3 @@ def _write_body(
 def _cut(whole: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     pieces = torch.split(whole, [math.prod(shape) for shape in shapes])
     return [piece.view(*shape) for piece, shape in zip(pieces, shapes, strict=True)]
-
-
-# Sums may be taken in any order, always the same one: without it they are not vectorised.
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
-def head_gradients(
-    columns: Any,
-    chosen: NDArray[np.int64],
-    actor_hidden: Array,
-    critic_hidden: Array,
-    layers: LastLayers,
-    clip: float,
-    value_clip: float,
-    value_weight: float,
-    entropy_weight: float,
-    share: float,
-    scratch: Scratch,
-    out_actor_hidden: Array,
-    out_critic_hidden: Array,
-    out_layers: LastLayers,
-    out_terms: NDArray[np.float64],
-) -> None:
-    """Write the gradients of last layers and of the rectifiers before them, and the loss's terms.
-
-    Args:
-        columns: a `PPOColumns` of arrays, of which some rows are chosen.
-        chosen: (M,) these.
-        actor_hidden: (M, W) what the actor's rectifier gave.
-        critic_hidden: (M, W) what the critic's gave.
-        share: what a row counts: one over the number of rows in the minibatch.
-        out_actor_hidden: (M, W) overwritten, and so are all that follow.
-    """
-    num_actions, width = layers.logits.shape
-    legal, scores, ups = scratch
-    out_layers.logits[:] = 0.0
-    out_layers.logits_bias[:] = 0.0
-    out_layers.value[:] = 0.0
-    out_layers.value_bias[:] = 0.0
-    out_terms[:] = 0.0
-    value_towards, out_value_towards = layers.value[0], out_layers.value[0]
-    for m in range(chosen.shape[0]):
-        b = chosen[m]
-        row, out_row = actor_hidden[m], out_actor_hidden[m]
-        num_legal = 0
-        for a in range(num_actions):
-            if columns.mask_BA[b, a] != 0:
-                legal[num_legal] = a
-                num_legal += 1
-                towards = layers.logits[a]
-                score = layers.logits_bias[a]
-                for i in range(width):
-                    score += row[i] * towards[i]
-                scores[a] = score
-        policy_gradient(
-            scores,
-            legal[:num_legal],
-            columns.action_B[b],
-            columns.old_log_prob_B[b],
-            columns.advantage_B[b],
-            clip,
-            entropy_weight,
-            share,
-            ups,
-            out_terms,
-        )
-        out_row[:] = 0.0
-        for j in range(num_legal):
-            a = legal[j]
-            up = ups[a]
-            out_layers.logits_bias[a] += up
-            towards, out_towards = layers.logits[a], out_layers.logits[a]
-            for i in range(width):
-                out_row[i] += up * towards[i]
-                out_towards[i] += up * row[i]
-        for i in range(width):
-            out_row[i] = out_row[i] if row[i] > 0.0 else np.float32(0.0)
-
-        row, out_row = critic_hidden[m], out_critic_hidden[m]
-        value = layers.value_bias[0]
-        for i in range(width):
-            value += row[i] * value_towards[i]
-        up = np.float32(
-            value_gradient(
-                value,
-                columns.old_value_B[b],
-                columns.return_B[b],
-                value_clip,
-                value_weight,
-                share,
-                out_terms,
-            )
-        )
-        out_layers.value_bias[0] += up
-        for i in range(width):
-            out_row[i] = up * value_towards[i] if row[i] > 0.0 else np.float32(0.0)
-            out_value_towards[i] += up * row[i]
-    out_terms[0] = out_terms[1] + value_weight * out_terms[2] - entropy_weight * out_terms[3]
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def combine(
-    parts: Array,
-    changing: NDArray[np.int64],
-    fixed_at: NDArray[np.int64],
-    fixed: Array,
-    num_outputs: int,
-    out_whole: Array,
-) -> None:
-    """Add up the gradients of shares, and put those of fixed features between the others.
-
-    Args:
-        parts: (P, S) weights of O outputs by C changing features, their O biases, and the rest.
-        changing: (C,) places of the features.
-        fixed_at: (X,) places of those that are the same in all rows.
-        fixed: (X,) these.
-        out_whole: overwritten; as a part, with weights by all features.
-    """
-    num_changing = changing.shape[0]
-    num_features = num_changing + fixed_at.shape[0]
-    num_first, num_full = num_outputs * num_changing, num_outputs * num_features
-    out_rest = out_whole[num_full:]
-    out_rest[:] = parts[0, num_first:]
-    for p in range(1, parts.shape[0]):
-        rest = parts[p, num_first:]
-        for i in range(rest.shape[0]):
-            out_rest[i] += rest[i]
-    for o in range(num_outputs):
-        out_row = out_whole[o * num_features : (o + 1) * num_features]
-        for c in range(num_changing):
-            total = np.float32(0.0)
-            for p in range(parts.shape[0]):
-                total += parts[p, o * num_changing + c]
-            out_row[changing[c]] = total
-        for x in range(fixed_at.shape[0]):
-            out_row[fixed_at[x]] = out_rest[o] * fixed[x]

@@ -1,7 +1,7 @@
-"""The loss of the flat network with its gradient, on CPUs that multiply bfloat16.
+"""The gradient of the flat network's loss, on CPUs that multiply bfloat16.
 
-The products take nearly all of the time then, so nothing stands between them: no autograd, weights
-are rounded once, and what the layers need besides is done in one pass over what they give. Anywhere
+The products take most of the time then, so little stands between them: no autograd, weights are
+rounded once, and what the layers need besides is done in one pass over what they give. Anywhere
 else `FlatHeads` and autograd do the same; `tests/models/test_flat_heads_gradient.py` holds the two
 together.
 """
@@ -9,14 +9,14 @@ together.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cloudsched.models.constrained_gradient import arrays, logged_rows, loss_of_terms, times
+from cloudsched.models.constrained_gradient import arrays, logged_rows, loss_of_terms
 from cloudsched.models.constrained_kernels import (
     NUM_TERMS,
     ROUNDED,
@@ -27,236 +27,257 @@ from cloudsched.models.constrained_kernels import (
     rounded_loss_gradient,
 )
 from cloudsched.models.constrained_loss import ConstrainedLoss, Scales
-from cloudsched.models.head_networks import FIXED, FlatHeads, HeadNetwork
+from cloudsched.models.head_networks import FIXED, FlatHeads
 from cloudsched.models.heads import COST, NUM_HEADS, POLICY, REWARD
 from cloudsched.models.networks import ROW
 from cloudsched.models.precision import rectified_product
 from cloudsched.models.prepared import EXOGENOUS, IS_ASLEEP, NEXT, NEXT_ACTION
 from cloudsched.models.rounded_kernels import (
-    add_advantages,
-    add_taken,
+    pass_back,
     rectify_gradient,
+    score_taken,
     score_values,
 )
 
 Batch = Mapping[str, Tensor]
 
 
-def is_for(heads: nn.Module) -> bool:
-    """Say whether this is the way to a network's gradient."""
-    return (
-        isinstance(heads, FlatHeads)
-        and heads.first.products == torch.bfloat16
-        and heads.first.weight.device.type == "cpu"
-        and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-    )
+class FlatHeadsGradient:
+    """Writes the gradient of a batch's loss to the parameters.
 
+    It holds on to where weights and gradients lie, as looking them up takes longer than some of the
+    work. They may change, but not move.
+    """
 
-def flat_loss(
-    heads: HeadNetwork, slow: HeadNetwork, luck: nn.Sequential, batch: Batch, scales: Scales
-) -> ConstrainedLoss:
-    """Return the loss of a prepared batch; the gradient is known by then."""
-    weights = (*heads.parameters(), *luck.parameters())
-    total, terms = _FlatLoss.apply(heads, slow, luck, batch, scales, *weights)  # type: ignore[no-untyped-call]
-    return loss_of_terms(total, terms)
+    def __init__(self, heads: FlatHeads, slow: FlatHeads, luck: nn.Sequential) -> None:
+        self._online, self._slow = FlatWeights.of(heads), FlatWeights.of(slow)
+        self._by_online = FlatWeights.gradients_of(heads)
+        self._luck = [p.detach() for p in luck.parameters()]
+        self._by_luck = [_gradient(p) for p in luck.parameters()]
 
-
-class _FlatLoss(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        heads: FlatHeads,
-        slow: FlatHeads,
-        luck: nn.Sequential,
-        batch: Batch,
-        scales: Scales,
-        *_weights: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        scales = arrays(scales)
-        rounded = Rounded.of(heads, batch[FIXED])
-        next_U2 = _next_values(slow, rounded, batch, scales)
+    def suits(heads: nn.Module) -> bool:
+        """Say whether this is the way to a network's gradient."""
+        return (
+            isinstance(heads, FlatHeads)
+            and heads.first.products == torch.bfloat16
+            and heads.first.weight.device.type == "cpu"
+            and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+        )
+
+    def write(self, batch: Batch, scales: Scales) -> ConstrainedLoss:
+        """Make the gradient of a prepared batch's loss that of the parameters; return the loss."""
+        scales, fixed_X = arrays(scales), batch[FIXED]
+        online, by_online = self._online, self._by_online
+        body = Body.of(online, fixed_X)
+        out_OW, out_bias_O = online.out_OW.to(torch.bfloat16), online.out_bias_O.to(torch.bfloat16)
+        num_actions = len(out_OW) // NUM_HEADS
+        room = room_for(num_actions)
+        next_row_UC = batch[NEXT + ROW].to(torch.bfloat16)
+        if NEXT_ACTION in batch:  # a given policy is evaluated
+            action_U = batch[NEXT_ACTION]
+        else:
+            count = POLICY * num_actions
+            _, body_UW = body.of_rows(next_row_UC)
+            advice_UO = nn.functional.linear(body_UW, out_OW[:count], out_bias_O[:count])
+            action_U = torch.empty(len(next_row_UC), dtype=torch.int64)
+            rounded_choose_next(
+                _bits(advice_UO),
+                batch[NEXT + "action_mask"].numpy(),
+                batch[NEXT + IS_ASLEEP].numpy(),
+                scales,
+                room,
+                action_U.numpy(),
+            )
+        next_U2 = _values(self._slow, next_row_UC, action_U, fixed_X, scales)
         row_RC = batch[ROW].to(torch.bfloat16)  # whoever prepared it may have had no such products
-        hidden_RW, body_RW = rounded.body(row_RC)
-        outputs_RO = rounded.outputs(body_RW, NUM_HEADS)
-        first_BL, second_BL, luck_B2 = _luck(luck, batch[EXOGENOUS])
-        num_outputs = outputs_RO.shape[1]
-        num_actions = num_outputs // NUM_HEADS
+        hidden_RW, body_RW = body.of_rows(row_RC)
+        outputs_RO = nn.functional.linear(body_RW, out_OW, out_bias_O)
+        luck = _luck(self._luck, batch[EXOGENOUS])
+        luck_B2 = luck[-1]
+        value_B2 = torch.empty_like(luck_B2)
+        bits_BW = _bits(body_RW)[: len(luck_B2)]
+        score_values(
+            bits_BW, online.value_2W.numpy(), online.value_bias_2.numpy(), value_B2.numpy()
+        )
         by_last_RP = body_RW.new_empty(len(body_RW), len(ROUNDED) * num_actions + 2)
-        by_reward_B, sums_P = torch.empty(len(luck_B2)), torch.empty(num_outputs + 2)
-        by_luck_B2, terms = torch.empty_like(luck_B2), np.empty(NUM_TERMS)
-        value_R2 = _values(heads, body_RW)
+        by_reward_B, by_luck_B2 = torch.empty(len(luck_B2)), torch.empty_like(luck_B2)
+        terms = np.empty(NUM_TERMS)
         rounded_loss_gradient(
-            Said(_bits(outputs_RO), value_R2.numpy(), luck_B2.numpy(), next_U2.numpy()),
+            Said(_bits(outputs_RO), value_B2.numpy(), luck_B2.numpy(), next_U2.numpy()),
             logged_rows(batch["action_mask"], batch),
             scales,
-            room_for(num_actions),
+            room,
             _bits(by_last_RP),
             by_reward_B.numpy(),
-            sums_P.numpy(),
+            by_online.out_bias_O.numpy(),
+            by_online.value_bias_2.numpy(),
             by_luck_B2.numpy(),
             terms,
         )
-        ctx.gradients = (
-            *_by_heads(
-                *(heads, rounded, batch),
-                *(row_RC, hidden_RW, body_RW),
-                *(by_last_RP, by_reward_B, sums_P),
-            ),
-            *_by_luck(luck, batch[EXOGENOUS], first_BL, second_BL, by_luck_B2),
+        by_body_RW = _write_last(
+            online, out_OW, batch["action"], body_RW, by_last_RP, by_reward_B, by_online
         )
+        _write_body(body, fixed_X, row_RC, hidden_RW, by_body_RW, by_online)
+        _write_luck(self._luck, (batch[EXOGENOUS], *luck), by_luck_B2, self._by_luck)
         found = torch.from_numpy(terms).float()
-        ctx.mark_non_differentiable(found)
-        return found[TERM_TOTAL].clone(), found
-
-    @staticmethod
-    def backward(ctx: Any, share: Tensor, _: Tensor) -> Any:  # type: ignore[override]
-        return (None, None, None, None, None, *times(ctx.gradients, float(share)))
+        return loss_of_terms(found[TERM_TOTAL], found)
 
 
-class Rounded(NamedTuple):
-    """The weights of a flat network as its products take them."""
+class FlatWeights(NamedTuple):
+    """The weights of a flat network, or their gradients."""
+
+    changing_WC: Tensor  # of the first layer, for features that change
+    fixed_WX: Tensor  # for those that never do
+    first_bias_W: Tensor
+    second_WW: Tensor
+    second_bias_W: Tensor
+    out_OW: Tensor
+    out_bias_O: Tensor
+    value_2W: Tensor
+    value_bias_2: Tensor
+
+    @classmethod
+    def of(cls, heads: FlatHeads) -> FlatWeights:
+        """Return where a network's weights lie."""
+        first_WF, *others = (parameter.detach() for parameter in heads.parameters())
+        return cls(*heads.split_first(first_WF), *others)
+
+    @classmethod
+    def gradients_of(cls, heads: FlatHeads) -> FlatWeights:
+        """Return where their gradients lie."""
+        first_WF, *others = (_gradient(parameter) for parameter in heads.parameters())
+        return cls(*heads.split_first(first_WF), *others)
+
+
+class Body(NamedTuple):
+    """The hidden layers of a flat network as products take them."""
 
     first_WC: Tensor
     first_bias_W: Tensor  # what never changes about the servers is part of it
     second_WW: Tensor
     second_bias_W: Tensor
-    out_OW: Tensor
-    out_bias_O: Tensor
 
     @classmethod
-    def of(cls, heads: FlatHeads, fixed_X: Tensor) -> Rounded:
+    def of(cls, weights: FlatWeights, fixed_X: Tensor) -> Body:
         """Round a network's weights."""
-        changing_WC, fixed_WX = heads.split_first()
-        first_bias_W = torch.addmv(heads.first.bias, fixed_WX, fixed_X)
-        parts = (
-            *(changing_WC, first_bias_W, heads.second.weight, heads.second.bias),
-            *(heads.out.weight, heads.out.bias),
-        )
+        first_bias_W = torch.addmv(weights.first_bias_W, weights.fixed_WX, fixed_X)
+        parts = (weights.changing_WC, first_bias_W, weights.second_WW, weights.second_bias_W)
         return cls(*(part.to(torch.bfloat16) for part in parts))
 
-    def body(self, row_BC: Tensor) -> tuple[Tensor, Tensor]:
+    def of_rows(self, row_BC: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B, W) what both layers give."""
         hidden_BW = rectified_product(row_BC, self.first_WC, self.first_bias_W)
         return hidden_BW, rectified_product(hidden_BW, self.second_WW, self.second_bias_W)
 
-    def outputs(self, body_BW: Tensor, num_heads: int) -> Tensor:
-        """Return (B, H * A) the first heads."""
-        count = len(self.out_OW) // NUM_HEADS * num_heads
-        return nn.functional.linear(body_BW, self.out_OW[:count], self.out_bias_O[:count])
 
-
-def _next_values(slow: FlatHeads, rounded: Rounded, batch: Batch, scales: Scales) -> Tensor:
-    """Return (U, 2) what the slow network says of what the online one does next."""
-    row_UC = batch[NEXT + ROW].to(torch.bfloat16)
-    if NEXT_ACTION in batch:  # a given policy is evaluated
-        action_U = batch[NEXT_ACTION]
-    else:
-        advice_UO = rounded.outputs(rounded.body(row_UC)[1], POLICY)
-        action_U = torch.empty(len(row_UC), dtype=torch.int64)
-        rounded_choose_next(
-            _bits(advice_UO),
-            batch[NEXT + "action_mask"].numpy(),
-            batch[NEXT + IS_ASLEEP].numpy(),
-            scales,
-            room_for(advice_UO.shape[1] // POLICY),
-            action_U.numpy(),
-        )
-    _, body_UW = Rounded.of(slow, batch[FIXED]).body(row_UC)
-    value_U2 = _values(slow, body_UW)
-    add_advantages(
+def _values(
+    weights: FlatWeights, row_UC: Tensor, action_U: Tensor, fixed_X: Tensor, scales: Scales
+) -> Tensor:
+    """Return (U, 2) what a network says of an action in each row."""
+    _, body_UW = Body.of(weights, fixed_X).of_rows(row_UC)
+    value_U2 = torch.empty(len(row_UC), 2)
+    score_taken(
         _bits(body_UW),
-        _array(slow.out.weight),
-        _array(slow.out.bias),
+        weights.value_2W.numpy(),
+        weights.value_bias_2.numpy(),
+        weights.out_OW.numpy(),
+        weights.out_bias_O.numpy(),
         action_U.numpy(),
         scales.advantage,
+        scales.value_2,
         value_U2.numpy(),
     )
-    return value_U2.mul_(torch.from_numpy(scales.value_2))
+    return value_U2
 
 
-def _values(heads: FlatHeads, body_BW: Tensor) -> Tensor:
-    value_B2 = torch.empty(len(body_BW), 2)
-    layer = heads.value
-    score_values(_bits(body_BW), _array(layer.weight), _array(layer.bias), value_B2.numpy())
-    return value_B2
-
-
-def _by_heads(
-    heads: FlatHeads,
-    rounded: Rounded,
-    batch: Batch,
-    row_RC: Tensor,
-    hidden_RW: Tensor,
+def _write_last(
+    weights: FlatWeights,
+    out_OW: Tensor,
+    action_B: Tensor,
     body_RW: Tensor,
     by_last_RP: Tensor,
     by_reward_B: Tensor,
-    sums_P: Tensor,
-) -> list[Tensor]:
-    """Return the gradients by the weights of a network, in the order of its parameters.
+    out: FlatWeights,
+) -> Tensor:
+    """Write the gradients by the weights of the last layers, and by the bias before them.
 
     Args:
-        by_last_RP: by what the last layers gave, but for rewards.
+        out_OW: rounded.
+        by_last_RP: by what they gave, but for rewards.
         by_reward_B: by the reward of each action taken.
-        sums_P: of all of them, over the rows.
+
+    Returns:
+        (R, W) that by what goes into the rectifier before them.
     """
-    num_outputs, width = rounded.out_OW.shape
-    num_actions = num_outputs // NUM_HEADS
-    out_HAW = rounded.out_OW.view(NUM_HEADS, num_actions, width)
-    last_PW = torch.cat([*(out_HAW[head] for head in ROUNDED), heads.value.weight.to(out_HAW)])
+    num_actions, width = len(out_OW) // NUM_HEADS, out_OW.shape[1]
+    out_HAW = out_OW.view(NUM_HEADS, num_actions, width)
+    last_PW = torch.cat([*(out_HAW[head] for head in ROUNDED), weights.value_2W.to(out_OW)])
     by_last_PW = by_last_RP.t() @ body_RW
-    by_out_HAW = torch.empty(out_HAW.shape)
+    by_out_HAW = out.out_OW.view(NUM_HEADS, num_actions, width)
     for k, head in enumerate(ROUNDED):
         by_out_HAW[head] = by_last_PW[k * num_actions : (k + 1) * num_actions]
+    out.value_2W.copy_(by_last_PW[-2:])
     by_body_RW = by_last_RP @ last_PW
-    add_taken(
+    pass_back(
         by_reward_B.numpy(),
-        batch["action"].numpy(),
-        _array(heads.out.weight)[REWARD * num_actions : COST * num_actions],
+        action_B.numpy(),
+        weights.out_OW.numpy()[REWARD * num_actions : COST * num_actions],
         _bits(body_RW),
         _bits(by_body_RW),
         by_out_HAW[REWARD].numpy(),
+        out.second_bias_W.numpy(),
     )
-    by_second_bias_W, by_first_bias_W = torch.empty(2, hidden_RW.shape[1])
-    rectify_gradient(_bits(body_RW), _bits(by_body_RW), by_second_bias_W.numpy())
-    by_second_WW = by_body_RW.t() @ hidden_RW
-    by_hidden_RW = by_body_RW @ rounded.second_WW
-    rectify_gradient(_bits(hidden_RW), _bits(by_hidden_RW), by_first_bias_W.numpy())
-    by_changing_WC = by_hidden_RW.t() @ row_RC
-    by_fixed_WX = torch.outer(by_first_bias_W, batch[FIXED])
-    return [
-        torch.cat([by_changing_WC.float(), by_fixed_WX], dim=1),
-        by_first_bias_W,
-        by_second_WW.float(),
-        by_second_bias_W,
-        by_out_HAW.flatten(0, 1),
-        sums_P[:num_outputs],
-        by_last_PW[-2:].float(),
-        sums_P[num_outputs:],
-    ]
+    return by_body_RW
 
 
-def _luck(luck: nn.Sequential, seen_BF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _write_body(
+    body: Body,
+    fixed_X: Tensor,
+    row_RC: Tensor,
+    hidden_RW: Tensor,
+    by_body_RW: Tensor,
+    out: FlatWeights,
+) -> None:
+    """Write the gradients by the weights of the hidden layers, and by the first bias."""
+    out.second_WW.copy_(by_body_RW.t() @ hidden_RW)
+    by_hidden_RW = by_body_RW @ body.second_WW
+    rectify_gradient(_bits(hidden_RW), _bits(by_hidden_RW), out.first_bias_W.numpy())
+    out.changing_WC.copy_(by_hidden_RW.t() @ row_RC)
+    torch.outer(out.first_bias_W, fixed_X, out=out.fixed_WX)
+
+
+def _luck(weights: list[Tensor], seen_BF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return what each of the three layers of the predictor of luck gives."""
-    first, first_bias, second, second_bias, last, last_bias = luck.parameters()
+    first, first_bias, second, second_bias, last, last_bias = weights
     first_BL = torch.relu_(nn.functional.linear(seen_BF, first, first_bias))
     second_BL = torch.relu_(nn.functional.linear(first_BL, second, second_bias))
     return first_BL, second_BL, nn.functional.linear(second_BL, last, last_bias)
 
 
-def _by_luck(
-    luck: nn.Sequential, seen_BF: Tensor, first_BL: Tensor, second_BL: Tensor, by_luck_B2: Tensor
-) -> list[Tensor]:
-    """Return the gradients by the weights of the predictor of luck, in their order."""
-    _, _, second, _, last, _ = luck.parameters()
+def _write_luck(
+    weights: list[Tensor], given: tuple[Tensor, ...], by_luck_B2: Tensor, out: list[Tensor]
+) -> None:
+    """Write the gradients by the weights of the predictor of luck.
+
+    Args:
+        given: what it saw, and what its layers made of it.
+    """
+    seen_BF, first_BL, second_BL, _ = given
+    _, _, second, _, last, _ = weights
     by_second_BL = torch.ops.aten.threshold_backward(by_luck_B2 @ last, second_BL, 0.0)
     by_first_BL = torch.ops.aten.threshold_backward(by_second_BL @ second, first_BL, 0.0)
     pairs = ((by_first_BL, seen_BF), (by_second_BL, first_BL), (by_luck_B2, second_BL))
-    return [part for up, read in pairs for part in (up.t() @ read, up.sum(dim=0))]
+    for layer, (up, read) in enumerate(pairs):
+        torch.mm(up.t(), read, out=out[2 * layer])
+        torch.sum(up, dim=0, out=out[2 * layer + 1])
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
 
 
 def _bits(tensor: Tensor) -> NDArray[np.uint16]:
     return tensor.view(torch.uint16).numpy()
-
-
-def _array(tensor: Tensor) -> NDArray[Any]:
-    return tensor.detach().numpy()

@@ -34,16 +34,19 @@ class FlatRows(NamedTuple):
     def of(cls, network: FlatNetwork, observation: Observation, dtype: torch.dtype) -> FlatRows:
         """Take rows apart, for products of a type; of several fleets, nothing is taken out."""
         row_BF = joined(observation)
-        is_fixed_F = network.is_fixed_F
-        fixed_BX = row_BF[:, is_fixed_F]
+        places = _places(network.is_fixed_F)
+        fixed_BX = row_BF.index_select(1, places.fixed_X)
         if not torch.equal(fixed_BX, fixed_BX[:1].expand_as(fixed_BX)):
-            is_fixed_F = torch.zeros_like(is_fixed_F)
-        places = Places((~is_fixed_F).nonzero().squeeze(1), is_fixed_F.nonzero().squeeze(1))
+            places = _places(torch.zeros_like(network.is_fixed_F))
         return cls(
             row_BF.index_select(1, places.changing_C).to(dtype),
             row_BF[0, places.fixed_X],
             places,
         )
+
+
+def _places(is_fixed_F: Tensor) -> Places:
+    return Places((~is_fixed_F).nonzero().squeeze(1), is_fixed_F.nonzero().squeeze(1))
 
 
 class Body(NamedTuple):

@@ -207,15 +207,15 @@ class FlatHeads(nn.Module):
             _condensed, changing=changing.clone(), fixed=fixed.clone(), dtype=self.first.products
         )
 
-    def split_first(self) -> tuple[Tensor, Tensor]:
-        """Return the first layer's weights for what changes, and for what never does."""
-        changing_WC, fixed_WX = self.first.weight.tensor_split([self._num_changing], dim=1)
+    def split_first(self, first_WF: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first layer's weights, or gradients, for what changes, and what never does."""
+        changing_WC, fixed_WX = first_WF.tensor_split([self._num_changing], dim=1)
         return changing_WC, fixed_WX
 
     def _body(self, observation: Observation) -> Tensor:
         if ROW not in observation:
             observation = self.condensing()(observation)
-        changing_WC, fixed_WX = self.split_first()
+        changing_WC, fixed_WX = self.split_first(self.first.weight)
         bias_W = self.first.bias + fixed_WX @ observation[FIXED]
         parts = (part.to(self.first.products) for part in (observation[ROW], changing_WC, bias_W))
         hidden_BW = torch.relu_(nn.functional.linear(*parts))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +22,16 @@ DTYPES = {
     "bool": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in a block of memory, in numbers of its type."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
 
 
 def packed(batch: Mapping[str, Tensor]) -> tuple[str, NDArray[np.uint8]]:
@@ -42,9 +54,19 @@ def unpacked(
     whole = torch.empty(len(content), dtype=torch.uint8)
     whole.numpy()[:] = content
     whole = whole.to(device)
-    batch = {}
+    typed = {dtype: whole.view(dtype) for dtype in NAMES}
+    return {
+        name: typed[dtype].as_strided(shape, strides, start)
+        for name, dtype, shape, strides, start in _places(layout)
+    }
+
+
+@lru_cache(maxsize=256)  # few sizes come again and again
+def _places(layout: str) -> list[Place]:
+    """Return where the tensors of a batch lie."""
+    places = []
     for name, kind, shape, start in json.loads(layout):
         dtype = DTYPES[kind]
-        size = math.prod(shape) * dtype.itemsize
-        batch[name] = whole[start : start + size].view(dtype).view(shape)
-    return batch
+        strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        places.append(Place(name, dtype, tuple(shape), strides, start // dtype.itemsize))
+    return places

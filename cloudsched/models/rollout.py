@@ -14,6 +14,7 @@ from torch import Tensor
 from cloudsched.envs.cluster import FRESH_SEEDS, ClusterVectorEnv
 from cloudsched.models.flat_acting import FlatActing
 from cloudsched.models.losses import generalised_advantages, shared_luck
+from cloudsched.models.set_acting import SetActing
 from cloudsched.models.surrogate import draw
 from cloudsched.models.threads import one_thread
 
@@ -102,7 +103,7 @@ class RolloutCollector:
 
     def collect(self, network: Network) -> Columns:
         """Take `num_steps` decisions in each cluster."""
-        threads = one_thread() if isinstance(network, FlatActing) else nullcontext()
+        threads = one_thread() if isinstance(network, FlatActing | SetActing) else nullcontext()
         with torch.inference_mode(), threads:
             return self._collect(network)
 
@@ -110,12 +111,11 @@ class RolloutCollector:
         assert self._live is not None, "reset() comes first"
         last_observations: LastObservations = []
         self._is_cut[:] = False
+        act = self._way_to_act(network)
+        actions = self._action.numpy()
         for t in range(self.num_steps):
-            observation = {}
-            for name, live in self._live.items():
-                observation[name] = self._observation[name][t].copy_(live)
-            self._act(t, network, self._on_device(observation))
-            _, reward, _, truncated, info = self.env.step(self._action[t].numpy())
+            act(t)
+            _, reward, _, truncated, info = self.env.step(actions[t])
             self._reward[t] = reward
             self._cost[t] = info["cost"]
             self._elapsed[t] = info["elapsed_ticks"]
@@ -141,9 +141,24 @@ class RolloutCollector:
             is_cut=torch.from_numpy(self._is_cut).flatten(),
         )
 
+    def _way_to_act(self, network: Network) -> Callable[[int], None]:
+        """Return what keeps the observations of a step, draws its actions and fills in its rows."""
+        assert self._live is not None
+        live = self._live
+        if isinstance(network, FlatActing):  # its critic is asked later, for all rows at once
+            self._flat = network.begin(live, self._observation)
+            action, log_prob = self._action.numpy(), self._log_prob.numpy()
+            return lambda t: self._flat.act(t, action, log_prob)
+
+        def act(t: int) -> None:
+            seen = {name: self._observation[name][t].copy_(one) for name, one in live.items()}
+            self._act(t, network, self._on_device(seen))
+
+        return act
+
     def _act(self, t: int, network: Network, observation: dict[str, Tensor]) -> None:
         """Draw the actions of step t, and fill in its rows."""
-        if isinstance(network, FlatActing):  # its critic is asked later, for all rows at once
+        if isinstance(network, SetActing):  # its critic is asked later too
             self._action[t], self._log_prob[t] = network.draw(observation)
             return
         logits_EA, value_E = network(observation)
@@ -158,6 +173,8 @@ class RolloutCollector:
     def _estimate(self, network: Network, last_observations: LastObservations) -> None:
         """Fill in advantages, and what the critic should have said."""
         if isinstance(network, FlatActing):
+            self._value.copy_(self._flat.values().view_as(self._value))
+        elif isinstance(network, SetActing):
             value_B = network.values({k: v.flatten(0, 1) for k, v in self._observation.items()})
             self._value.copy_(value_B.view_as(self._value))
         self._judge(
@@ -216,7 +233,7 @@ class RolloutCollector:
 
     def _values(self, network: Network, observation: dict[str, Tensor]) -> FloatArray:
         """Return (B,) what the critic takes observations to be worth."""
-        if isinstance(network, FlatActing):
+        if isinstance(network, FlatActing | SetActing):
             return symexp(network.values(observation).numpy())
         return symexp(network(self._on_device(observation))[1].cpu().numpy())
 

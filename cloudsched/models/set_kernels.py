@@ -12,6 +12,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from cloudsched.models.pair_kernels import (
+    added_power,
+    cpu_load,
+    power_exponent,
+    write_pair_features,
+)
 from cloudsched.models.pairs import NUM_PAIR_FEATURES
 
 if TYPE_CHECKING:
@@ -162,15 +168,14 @@ def score_set(
                     i = num_pairs if server[2 * num_resources + 5] != 0.0 else num_pairs + 1
                     kind = wake if i == num_pairs else sleep
                     out_logits[e, toggles + n] = kind + outs[m, i] + w.server_out_bias[i]
-                exponent = _exponent(server, num_resources)
-                load = _load(server, num_resources)
+                exponent = power_exponent(server, num_resources)
+                load = cpu_load(server, num_resources)
                 curve = load**exponent
                 for k in range(num_jobs):
                     if mask[e, k * num_servers + n] != 0:
-                        features = room.features[num_chosen_pairs]
-                        _pair_features(
-                            server, jobs[e, k], num_resources, exponent, load, curve, features
-                        )
+                        job, features = jobs[e, k], room.features[num_chosen_pairs]
+                        added_w = added_power(server, job, num_resources, exponent, load, curve)
+                        write_pair_features(server, job, num_resources, load, added_w, features)
                         num_chosen_pairs += 1
             np.dot(room.features[:num_chosen_pairs], w.pair_features, room.pair[:num_chosen_pairs])
             row = 0
@@ -255,12 +260,14 @@ def score_actions(
                 if row_mask[k * num_servers + n] == 0:
                     continue
                 if is_first:
-                    exponent, load = _exponent(server, num_resources), _load(server, num_resources)
+                    exponent = power_exponent(server, num_resources)
+                    load = cpu_load(server, num_resources)
                     curve = load**exponent
                     is_first = False
                 x = out_features[b, num_seen] if is_kept else out_features[0, 0]
                 num_seen += 1
-                _pair_features(server, jobs[b, k], num_resources, exponent, load, curve, x)
+                added_w = added_power(server, jobs[b, k], num_resources, exponent, load, curve)
+                write_pair_features(server, jobs[b, k], num_resources, load, added_w, x)
                 x0, x1, x2, x3, x4, x5, x6, x7 = x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]
                 job = pair_job[b, k]
                 score = pair_bias[0]
@@ -388,53 +395,3 @@ def _next_servers(is_needed, first, out_chosen):  # type: ignore[no-untyped-def]
             num_chosen += 1
         n += 1
     return n, num_chosen
-
-
-@njit(inline="always")
-def _exponent(server, num_resources):  # type: ignore[no-untyped-def]
-    watts = 2 * num_resources
-    idle_w, max_w, half_w = server[watts], server[watts + 1], server[watts + 2]
-    ratio = max(max_w - idle_w, np.float32(1e-6)) / max(half_w - idle_w, np.float32(1e-6))
-    return min(max(np.float32(math.log2(ratio)), np.float32(0.1)), np.float32(8.0))
-
-
-@njit(inline="always")
-def _load(server, num_resources):  # type: ignore[no-untyped-def]
-    one, zero = np.float32(1.0), np.float32(0.0)
-    return min(max(one - server[0] / server[num_resources], zero), one)
-
-
-@njit(inline="always")
-def _pair_features(server, job, num_resources, exponent, load, curve, out):  # type: ignore[no-untyped-def]
-    """Write the features of `cloudsched.models.pairs.pair_features`.
-
-    Args:
-        curve: the load to the power of the exponent.
-    """
-    one, zero = np.float32(1.0), np.float32(0.0)
-    least = np.float32(np.inf)
-    total = zero
-    for r in range(num_resources):
-        leftover = server[r] - job[r]
-        least = min(least, leftover)
-        total += leftover
-    watts = 2 * num_resources
-    load_after = min(max(load + job[0] / server[num_resources], zero), one)
-    span_w = max(server[watts + 1] - server[watts], np.float32(1e-6))
-    added_w = span_w * (load_after**exponent - curve)
-    duration = _unsquash(job[num_resources])
-    last_end = _unsquash(server[watts + 9])
-    out[0] = least
-    out[1] = total / np.float32(num_resources)
-    out[2] = load
-    out[3] = load_after
-    out[4] = added_w
-    out[5] = added_w * duration
-    out[6] = server[watts] * max(duration - last_end, zero)
-    out[7] = one if server[watts + 7] == zero else zero
-
-
-@njit(inline="always")
-def _unsquash(value):  # type: ignore[no-untyped-def]
-    one = np.float32(1.0)
-    return min(value / max(one - value, np.float32(1.0 / 11.0)), np.float32(10.0))

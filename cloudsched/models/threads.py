@@ -7,7 +7,7 @@ operations gain little from it, and lose much where other programs want the core
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -21,24 +21,35 @@ FEWEST_ROWS = 128
 
 
 class Threads:
-    """As many threads as torch would use for an operation.
+    """As many threads as torch would use for an operation; the calling one is the first.
 
     Shares follow from their number alone, so that one machine always gives the same bits.
     """
 
     def __init__(self) -> None:
         self.count = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(self.count, "share", initializer=_compute_alone)
+        others = max(1, self.count - 1)
+        self._pool = ThreadPoolExecutor(others, "share", initializer=_compute_alone)
 
-    def shares(self, rows_B: Tensor) -> Sequence[Tensor]:
-        """Cut rows into nearly equal shares."""
-        return rows_B.tensor_split(max(1, min(self.count, len(rows_B) // FEWEST_ROWS)))
+    def shares(self, rows_B: Tensor, *, most: int | None = None) -> Sequence[Tensor]:
+        """Cut rows into nearly equal shares.
+
+        Args:
+            most: shares to cut them into, if not one for each thread.
+        """
+        most = self.count if most is None else most
+        return rows_B.tensor_split(max(1, min(most, len(rows_B) // FEWEST_ROWS)))
 
     def run(self, do: Callable[[int], T], num_shares: int) -> list[T]:
         """Return what is done with each share, by its number; to be called in `one_thread`."""
-        if num_shares == 1:
-            return [do(0)]
-        return list(self._pool.map(do, range(num_shares)))
+        if self.count == 1:
+            return [do(number) for number in range(num_shares)]
+        others = [self._pool.submit(do, number) for number in range(1, num_shares)]
+        try:
+            first = do(0)
+        finally:
+            wait(others)  # nobody works on with what the caller may change
+        return [first, *(other.result() for other in others)]
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def fit_critic(
     report: Callable[[dict[str, float]], None],
 ) -> FittedCritic:
     """Fit a model, changed in place, to a policy's values."""
-    learner = ConstrainedLearner(model, model, config, num_steps=run.num_steps)
+    learner = ConstrainedLearner(model, config, num_steps=run.num_steps)
     losses = []
     while learner.step_count < run.num_steps:
         for batch in _batches(reader, config.batch_size, run.seed + learner.step_count):

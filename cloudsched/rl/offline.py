@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from ray.data import Dataset, ExecutionOptions
 from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer, get_device, prepare_model
+from ray.train.torch import TorchTrainer, get_device
 from torch import Tensor
 
 from cloudsched.config import Settings
@@ -146,7 +146,7 @@ def train_worker(settings: Mapping[str, Any]) -> None:
     device = get_device()
     torch.set_num_threads(run.num_threads)
     module = build_model(Path(settings["dataset"]), config, run.seed).to(device)
-    learner = ConstrainedLearner(prepare_model(module), module, config, num_steps=run.num_steps)
+    learner = ConstrainedLearner(module, config, num_steps=run.num_steps)
     shard = ray.train.get_dataset_shard("train")
     position = Position()
     checkpoint = ray.train.get_checkpoint()

@@ -38,10 +38,11 @@ from torch import nn
 
 from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.models.flat_acting import FlatActing
-from cloudsched.models.networks import FlatNetwork
+from cloudsched.models.networks import FlatNetwork, SetNetwork
 from cloudsched.models.precision import RoundedCopy, products_dtype
 from cloudsched.models.rollout import Columns as RolloutColumns
 from cloudsched.models.rollout import Network, RolloutCollector, training_env, training_seeds
+from cloudsched.models.set_acting import SetActing
 from cloudsched.models.threads import one_thread
 
 REPORTED_METRICS = (
@@ -75,7 +76,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
         )
         self._weights_seq_no = 0
         self._collector: RolloutCollector | None = None
-        self._copies: dict[nn.Module, RoundedCopy | FlatActing] = {}
+        self._copies: dict[nn.Module, RoundedCopy | FlatActing | SetActing] = {}
         smoothing = self.config.metrics_num_episodes_for_smoothing
         runners = self.config.num_env_runners or 1
         self._recent: deque[dict[str, float]] = deque(maxlen=math.ceil(smoothing / runners))
@@ -223,12 +224,15 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):  # type: ignore[misc]
     def _acting(self, module: Any) -> Network:
         """Return a module's network as it acts for one rollout, in the learner's precision."""
         network, dtype = module.network, products_dtype(self.config.precision, self._device)
-        is_flat = type(network) is FlatNetwork and self._device.type == "cpu"
-        if dtype == torch.float32 and not is_flat:
-            return network  # type: ignore[no-any-return]
         if network not in self._copies:
-            copy = FlatActing if is_flat else RoundedCopy
-            self._copies[network] = copy(network, dtype)
+            if type(network) is FlatNetwork and self._device.type == "cpu":
+                self._copies[network] = FlatActing(network, dtype)
+            elif type(network) is SetNetwork and self._device.type == "cpu":
+                self._copies[network] = SetActing(network)
+            elif dtype == torch.float32:
+                return network  # type: ignore[no-any-return]
+            else:
+                self._copies[network] = RoundedCopy(network, dtype)
         return self._copies[network].updated()
 
     def _count(self, num_rows: dict[str, int]) -> None:

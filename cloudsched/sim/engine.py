@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -127,6 +128,31 @@ class ClusterEngine:
         clusters["tick"][len(which) :] = self.config.episode_ticks
         show_clusters(self.rules, self._scales, self.state, which, self.observation)
 
+    def branch(self, source: ClusterEngine, rows: NDArray[np.int64], of: NDArray[np.int64]) -> None:
+        """Put clusters `rows` into the states, future arrivals included, of clusters `of` there.
+
+        Args:
+            source: with the same rules and fleet; may be this one.
+        """
+        if source.config != self.config:
+            raise ConfigError("branch: the clusters have other rules; expected the same config.")
+        num_jobs = int(source.state.clusters["num_jobs"][of].max(initial=0))
+        if num_jobs > self.state.jobs.shape[1]:
+            self._grow(num_jobs)
+        for name in self.state._fields:
+            own, others = (_as_bytes(getattr(one, name)) for one in (self.state, source.state))
+            if name in ("jobs", "demand"):  # the rest of a row is unused
+                own, others = own[:, :num_jobs], others[:, :num_jobs]
+            own[rows] = others[of]
+        for name in self.observation._fields:
+            getattr(self.observation, name)[rows] = getattr(source.observation, name)[of]
+        self.result.is_truncated[rows] = source.result.is_truncated[of]
+
+    def end(self, rows: NDArray[np.int64]) -> None:
+        """Let the episodes of some clusters be over; steps leave them alone from now on."""
+        self.state.clusters["tick"][rows] = self.config.episode_ticks
+        self.result.is_truncated[rows] = True
+
     def step(self, actions: ArrayLike) -> StepResult:
         """Carry out one decision in each cluster."""
         self.num_ended = step_unpacked(self.rules, self._checked(actions), *self._arrays)
@@ -196,6 +222,13 @@ class ClusterEngine:
         power_w = np.stack([fleet.idle_w, fleet.max_w, self.power_at(0.5)], axis=1)
         servers[:, :, first:last] = fleet.capacity / fleet.capacity.max(axis=0)
         servers[:, :, last : last + 3] = power_w / fleet.max_w.max()
+
+
+def _as_bytes(array: NDArray[Any]) -> NDArray[Any]:
+    """Return records as plain bytes in the same memory: numpy copies them several times as fast."""
+    if array.dtype.names is None:
+        return array
+    return array.view(np.uint8).reshape(*array.shape, array.dtype.itemsize)
 
 
 def wake_delay_of(config: ClusterConfig, seed: int) -> int:

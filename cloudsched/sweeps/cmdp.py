@@ -123,7 +123,7 @@ def run_trial(config: Mapping[str, Any]) -> None:
     run = OfflineRunConfig.from_dict(trial.run)
     torch.set_num_threads(run.num_threads)
     model = build_model(dataset, learning, run.seed)
-    learner = ConstrainedLearner(model, model, learning, num_steps=run.num_steps)
+    learner = ConstrainedLearner(model, learning, num_steps=run.num_steps)
     manifest = read_manifest(dataset)
     source = reader(dataset, manifest, learning, run.seed)
     data = finished_batches(source, model.preparation(), learning.batch_size)
@@ -187,6 +187,8 @@ class Row:
     """Whether its violation rate is within the limit."""
     difference_w: Estimate | None = None
     """Power, seed by seed, minus that of the best behaviour that meets the limit."""
+    difference_rate: Estimate | None = None
+    """Violation rate, seed by seed, minus the mean of all behaviours."""
 
 
 def table_rows(
@@ -200,6 +202,7 @@ def table_rows(
     """
     rates = {name: float(m["sla_violation_rate"].mean()) for name, m in behaviours.items()}
     watts = {name: float(m["mean_power_w"].mean()) for name, m in behaviours.items()}
+    usual_rate_S = np.mean([m["sla_violation_rate"] for m in behaviours.values()], axis=0)
     rows = []
     groups: dict[tuple[float, float], list[dict[str, Metrics]]] = {}
     for trial in trials:
@@ -209,13 +212,14 @@ def table_rows(
     for limit in sorted({limit for limit, _ in groups}):
         able = [name for name, rate in rates.items() if rate <= limit]
         best = min(able, key=lambda name: watts[name]) if able else None
-        rival = None if best is None else behaviours[best]
+        rival_w_S = None if best is None else behaviours[best]["mean_power_w"]
         for (own_limit, pessimism), group in groups.items():
             if own_limit == limit:
                 name = f"learned, pessimism {pessimism:g}"
-                rows.append(_row(name, limit, [entry["policy"] for entry in group], rival))
-                name = "behaviour cloning"
-                rows.append(_row(name, limit, [entry["clone"] for entry in group], rival))
+                learned = [entry["policy"] for entry in group]
+                rows.append(_row(name, limit, learned, rival_w_S, usual_rate_S))
+                clones = [entry["clone"] for entry in group]
+                rows.append(_row("behaviour cloning", limit, clones, rival_w_S, usual_rate_S))
         if best is not None:
             rows.append(_row(f"best behaviour that meets it: {best}", limit, [behaviours[best]]))
     rows.append(_row("mean of the behaviours", None, list(behaviours.values())))
@@ -228,12 +232,12 @@ def behaviour_rows(behaviours: Mapping[str, Metrics]) -> list[Row]:
 
 
 def _row(
-    name: str, limit: float | None, group: Sequence[Metrics], rival: Metrics | None = None
+    name: str,
+    limit: float | None,
+    group: Sequence[Metrics],
+    rival_w_S: NDArray[np.float64] | None = None,
+    usual_rate_S: NDArray[np.float64] | None = None,
 ) -> Row:
-    difference_w = None
-    if rival is not None:
-        apart = [entry["mean_power_w"] - rival["mean_power_w"] for entry in group]
-        difference_w = summarise_grid({"w": np.stack(apart)})["w"]
     grid = {metric: np.stack([entry[metric] for entry in group]) for metric in SHOWN}
     summary = summarise_grid(grid)
     return Row(
@@ -242,8 +246,14 @@ def _row(
         trainings=len(group),
         summary=summary,
         meets_limit=None if limit is None else summary["sla_violation_rate"].mean <= limit,
-        difference_w=difference_w,
+        difference_w=_apart(grid["mean_power_w"], rival_w_S),
+        difference_rate=_apart(grid["sla_violation_rate"], usual_rate_S),
     )
+
+
+def _apart(values_TS: NDArray[np.float64], others_S: NDArray[np.float64] | None) -> Estimate | None:
+    """Estimate by how much values lie above others of the same test seeds."""
+    return None if others_S is None else summarise_grid({"apart": values_TS - others_S})["apart"]
 
 
 def front(rows: Sequence[Row]) -> list[Row]:

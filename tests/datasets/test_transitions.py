@@ -150,3 +150,38 @@ def test_row_groups_that_are_read_together_are_shuffled_together(recorded):
     one_by_one = np.concatenate([part["reward"] for part in parts])
     assert not np.array_equal(together["reward"], one_by_one)
     np.testing.assert_array_equal(np.sort(together["reward"]), np.sort(one_by_one))
+
+
+@pytest.mark.parametrize("run_length", [1, 3, 1000])
+def test_only_short_runs_of_a_ticks_decisions_stay_together(recorded, run_length):
+    manifest = read_manifest(recorded)
+    config = TransitionConfig(run_length=run_length)
+    reader = TransitionReader(recorded, manifest, config, seed=5)
+    piece = reader.pieces()[0]
+    number = reader.read(piece["file"], piece["group"])["next_number"]
+    order = reader.shuffled(number, np.random.default_rng(0))
+    assert sorted(order) == list(range(len(number)))
+    expected = runs_by_hand(number, run_length)
+    assert max(len(run) for run in expected) == min(
+        run_length, np.unique(number, return_counts=True)[1].max()
+    )
+    found, k = [], 0
+    lengths = {run[0]: len(run) for run in expected}
+    while k < len(order):
+        found.append(order[k : k + lengths[order[k]]].tolist())
+        k += len(found[-1])
+    assert sorted(found) == expected
+    assert found != expected
+    again = reader.shuffled(number, np.random.default_rng(0))
+    np.testing.assert_array_equal(order, again)
+
+
+def runs_by_hand(number, run_length):
+    """Return the rows of each run of decisions with the same number."""
+    runs = [[0]]
+    for i in range(1, len(number)):
+        if number[i] == number[i - 1] and len(runs[-1]) < run_length:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return runs

@@ -5,16 +5,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from plain_ppo import NUM_ROWS, WEIGHTS, decisions, gradients, observed, plain_gradient, shake
 
 from cloudsched.config import ClusterConfig, FleetConfig
-from cloudsched.envs.cluster import ClusterVectorEnv
 from cloudsched.models.flat_acting import FlatActing
-from cloudsched.models.flat_gradient import FlatGradient, PPOColumns, PPOWeights
+from cloudsched.models.flat_gradient import FlatGradient
 from cloudsched.models.flat_pass import FlatRows
-from cloudsched.models.losses import PPOLoss, ppo_loss
 from cloudsched.models.masking import log_prob, log_probs
 from cloudsched.models.networks import FlatNetwork, NetworkConfig, ObservationSizes, build_network
 from cloudsched.models.precision import take_products_in
@@ -22,22 +20,14 @@ from cloudsched.models.rollout import RolloutCollector, training_env
 from cloudsched.models.threads import FEWEST_ROWS, Threads, one_thread
 
 NUM_SERVERS = 6
-NUM_ROWS = 4 * FEWEST_ROWS
 DTYPES = [torch.float32, torch.bfloat16]
-WEIGHTS = PPOWeights(clip=0.2, value_clip=0.5, value_weight=0.7, entropy_weight=0.05)
 CLUSTER = ClusterConfig(fleet=FleetConfig(num_servers=NUM_SERVERS))
 
 
 @pytest.fixture(scope="module")
 def observation() -> dict[str, torch.Tensor]:
     """What clusters look like after some random decisions."""
-    env = ClusterVectorEnv(NUM_ROWS, settings={"fleet": {"num_servers": NUM_SERVERS}}, load=0.8)
-    seen, _ = env.reset(seed=5)
-    generator = np.random.default_rng(0)
-    for _ in range(30):
-        actions = [generator.choice(np.flatnonzero(row)) for row in seen["action_mask"]]
-        seen, *_ = env.step(np.array(actions))
-    return {name: torch.from_numpy(array) for name, array in seen.items()}
+    return observed(NUM_SERVERS, load=0.8)
 
 
 @pytest.fixture
@@ -46,64 +36,17 @@ def network() -> FlatNetwork:
     torch.manual_seed(0)
     built = build_network(ObservationSizes.of(CLUSTER), NetworkConfig(kind="flat", flat_width=64))
     assert isinstance(built, FlatNetwork)
-    with torch.no_grad():
-        for parameter in built.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+    shake(built)
     return built
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[1, 2, 5])
 def num_threads(request: pytest.FixtureRequest) -> Any:
     """Let torch use some threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
-
-
-def decisions(network: FlatNetwork, observation: dict[str, torch.Tensor]) -> PPOColumns:
-    """Return decisions of a policy that is not quite the network's."""
-    generator = torch.Generator().manual_seed(1)
-
-    def normal() -> torch.Tensor:
-        return torch.randn(NUM_ROWS, generator=generator)
-
-    with torch.no_grad():
-        logits, value = network(observation)
-    action = torch.distributions.Categorical(logits=logits).sample()
-    return PPOColumns(
-        mask_BA=observation["action_mask"],
-        action_B=action,
-        old_log_prob_B=log_prob(log_probs(logits), action) + 0.3 * normal(),
-        old_value_B=value + 0.5 * normal(),
-        advantage_B=normal(),
-        return_B=normal(),
-    )
-
-
-def plain_gradient(
-    network: FlatNetwork,
-    observation: dict[str, torch.Tensor],
-    columns: PPOColumns,
-    chosen: torch.Tensor,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the terms of the loss and the gradients by name, by autograd."""
-    network.zero_grad()
-    logits, value = network({name: array[chosen] for name, array in observation.items()})
-    known = {name: column[chosen] for name, column in columns._asdict().items()}
-    del known["mask_BA"]
-    loss = ppo_loss(logits_BA=logits, value_B=value, **known, **WEIGHTS._asdict())
-    loss.total.backward()
-    terms = [getattr(loss, name).detach() for name in PPOLoss.__dataclass_fields__]
-    return torch.stack(terms), gradients(network)
-
-
-def gradients(network: FlatNetwork) -> dict[str, torch.Tensor]:
-    found = {}
-    for name, parameter in network.named_parameters():
-        assert parameter.grad is not None, name
-        found[name] = parameter.grad.clone()
-    return found
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -120,9 +63,9 @@ def test_gradients_and_terms_are_those_of_autograd(
         observation["servers"][7, 0, 2] += 0.25  # another capacity
     columns = decisions(network, observation)
     chosen = torch.randperm(NUM_ROWS)[: NUM_ROWS - 5]
-    expected_terms, expected = plain_gradient(network, observation, columns, chosen)
+    expected_terms, expected = plain_gradient(network, network, observation, columns, chosen)
     take_products_in(dtype, network)
-    _, plain = plain_gradient(network, observation, columns, chosen)
+    _, plain = plain_gradient(network, network, observation, columns, chosen)
     rows = FlatRows.of(network, observation, dtype)
     assert len(rows.fixed_X) == (5 * NUM_SERVERS if is_one_fleet else 0)
     with one_thread():
@@ -181,7 +124,7 @@ def test_acting_gives_the_logits_and_values_of_the_network(
         for _ in range(2):  # with weights that were rounded before, too
             with torch.inference_mode(), one_thread():
                 logits, value = acting(observation)
-                action, chance = acting.draw(observation)
+                action, chance, kept = acted(acting, observation)
             expected_logits, expected_value = network(observation)
             tolerance = 1e-5 if dtype == torch.float32 else 2e-2
             assert torch.equal(logits == logits.min(), ~is_legal)
@@ -190,8 +133,20 @@ def test_acting_gives_the_logits_and_values_of_the_network(
             )
             torch.testing.assert_close(value, expected_value, rtol=tolerance, atol=tolerance)
             assert is_legal.gather(1, action[:, None]).all()
+            assert all(torch.equal(kept[name][0], table) for name, table in observation.items())
             torch.testing.assert_close(chance, log_prob(log_probs(logits), action))
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def acted(
+    acting: FlatActing, observation: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Return actions of one step, their log-probabilities, and what is kept of it."""
+    tables = {name: torch.zeros(1, *table.shape).to(table) for name, table in observation.items()}
+    action = torch.zeros(1, NUM_ROWS, dtype=torch.int64)
+    chance = torch.zeros(1, NUM_ROWS)
+    acting.begin(observation, tables).act(0, action.numpy(), chance.numpy())
+    return action[0], chance[0], tables
 
 
 def test_a_rollout_has_the_values_and_chances_of_the_network(network: FlatNetwork) -> None:
@@ -221,6 +176,34 @@ def test_threads_compute_alone_and_torch_keeps_its_number(num_threads: int) -> N
         assert torch.get_num_threads() == 1
         assert threads.run(look, num_threads) == [1] * num_threads
     assert torch.get_num_threads() == num_threads
+
+
+def test_an_error_in_a_thread_comes_out_when_all_are_done(num_threads: int) -> None:
+    threads, done = Threads(), []
+
+    def fail(number: int) -> None:
+        if number == 0:
+            raise ValueError("first")
+        done.append(number)
+
+    with one_thread(), pytest.raises(ValueError, match="first"):
+        threads.run(fail, num_threads)
+    assert sorted(done) == list(range(1, num_threads))
+
+
+def test_two_threads_give_the_bits_of_one(
+    network: FlatNetwork, observation: dict[str, torch.Tensor]
+) -> None:
+    columns, rows = decisions(network, observation), FlatRows.of(network, observation, DTYPES[1])
+    before, found = torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        gradient = FlatGradient(network)
+        with one_thread():
+            gradient.write(rows, columns, torch.arange(NUM_ROWS), WEIGHTS)
+        found.append(gradient.whole)
+    torch.set_num_threads(before)
+    assert torch.equal(*found)
 
 
 def test_shares_are_all_rows_and_never_tiny(num_threads: int) -> None:

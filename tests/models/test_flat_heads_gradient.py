@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from cloudsched.config import ClusterConfig
-from cloudsched.models import flat_heads_gradient
 from cloudsched.models.constrained import ConstrainedConfig, ConstrainedModel
 from cloudsched.models.constrained_kernels import pack, unpack
 from cloudsched.models.constrained_loss import ConstrainedLoss
+from cloudsched.models.flat_heads_gradient import FlatHeadsGradient
 from cloudsched.models.networks import ROW, NetworkConfig, ObservationSizes
 from cloudsched.models.precision import take_products_in
 from cloudsched.models.prepared import NEXT_ACTION, cut
@@ -31,26 +31,38 @@ def a_model(kind="flat"):
     return model, config
 
 
-def results(model, config, columns, factor=1.0):
+def whole_batch(model, columns):
     count = len(columns["action"])
-    batch = next(cut(model.prepare(columns), torch.arange(count), count))
+    return next(cut(model.prepare(columns), torch.arange(count), count))
+
+
+def by_autograd(model, config, columns):
     model.zero_grad(set_to_none=True)
-    loss = model(batch, PRICE, config)
-    (factor * loss.total).backward()
+    loss = model(whole_batch(model, columns), PRICE, config)
+    loss.total.backward()
     return loss, {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
 
 
-def by_hand_and_by_autograd(columns, monkeypatch):
-    model, config = a_model()
+def by_hand(model, config, columns):
     take_products_in(torch.bfloat16, model)
-    assert flat_heads_gradient.is_for(model.heads)
-    by_hand = results(model, config, columns)
-    monkeypatch.setattr(flat_heads_gradient, "is_for", lambda _: False)
-    return by_hand, results(model, config, columns)
+    model.zero_grad(set_to_none=True)
+    loss = write(model, config, whole_batch(model, columns))
+    return loss, {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
 
 
-def test_terms_and_gradients_are_those_of_autograd(columns, monkeypatch):
-    (loss, gradients), (expected, others) = by_hand_and_by_autograd(columns, monkeypatch)
+def write(model, config, batch):
+    assert FlatHeadsGradient.suits(model.heads)
+    gradient = FlatHeadsGradient(model.heads, model.target, model.luck)
+    return gradient.write(batch, model.scales(PRICE, config))
+
+
+def by_hand_and_by_autograd(columns):
+    model, config = a_model()
+    return by_hand(model, config, columns), by_autograd(model, config, columns)
+
+
+def test_terms_and_gradients_are_those_of_autograd(columns):
+    (loss, gradients), (expected, others) = by_hand_and_by_autograd(columns)
     for name in ConstrainedLoss.__dataclass_fields__:
         torch.testing.assert_close(
             getattr(loss, name).detach(),
@@ -66,10 +78,10 @@ def test_terms_and_gradients_are_those_of_autograd(columns, monkeypatch):
         assert (gradient - other).norm() < 0.01 * other.norm(), name
 
 
-def test_it_errs_no_more_than_rounded_products_do(columns, monkeypatch):
-    (_, gradients), (_, others) = by_hand_and_by_autograd(columns, monkeypatch)
+def test_it_errs_no_more_than_rounded_products_do(columns):
+    (_, gradients), (_, others) = by_hand_and_by_autograd(columns)
     model, config = a_model()
-    _, exact = results(model, config, columns)
+    _, exact = by_autograd(model, config, columns)
 
     def error(found):
         return sum(float((found[name] - exact[name]).square().sum()) for name in exact) ** 0.5
@@ -77,52 +89,71 @@ def test_it_errs_no_more_than_rounded_products_do(columns, monkeypatch):
     assert 0.0 < error(gradients) < 1.1 * error(others)
 
 
-def test_the_actions_of_a_given_policy_are_followed(columns, monkeypatch):
+def test_the_actions_of_a_given_policy_are_followed(columns):
     waiting = torch.full_like(columns["action"], ClusterConfig().num_actions - 1)
     given = {**columns, NEXT_ACTION: waiting}
-    (loss, gradients), (expected, others) = by_hand_and_by_autograd(given, monkeypatch)
+    (loss, gradients), (expected, others) = by_hand_and_by_autograd(given)
     torch.testing.assert_close(loss.estimated_cost, expected.estimated_cost, rtol=2e-3, atol=1e-6)
     name = "heads.value.weight"
     assert (gradients[name] - others[name]).norm() < 0.01 * others[name].norm()
 
 
-def test_the_gradient_is_multiplied_by_what_the_loss_is_multiplied_by(columns):
+def test_it_goes_on_with_the_weights_that_the_network_has_by_then(columns):
     model, config = a_model()
     take_products_in(torch.bfloat16, model)
-    _, once = results(model, config, columns)
-    _, quarter = results(model, config, columns, factor=0.25)
-    for name, gradient in once.items():
-        torch.testing.assert_close(quarter[name], 0.25 * gradient)
+    batch = whole_batch(model, columns)
+    held = FlatHeadsGradient(model.heads, model.target, model.luck)
+    held.write(batch, model.scales(PRICE, config))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.7)
+    found = held.write(batch, model.scales(PRICE, config))
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad}
+    expected, others = by_hand(model, config, columns)
+    assert torch.equal(found.total, expected.total)
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, others[name]), name
+
+
+def test_what_was_in_the_gradient_before_does_not_count(columns):
+    model, config = a_model()
+    _, once = by_hand(model, config, columns)
+    once = {name: gradient.clone() for name, gradient in once.items()}
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.fill_(torch.nan)
+    write(model, config, whole_batch(model, columns))
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert torch.equal(parameter.grad, once[name]), name
 
 
 def test_a_nan_is_not_hidden(columns):
     model, config = a_model()
-    take_products_in(torch.bfloat16, model)
     with torch.no_grad():
         model.heads.out.bias[0] = torch.nan
-    loss, gradients = results(model, config, columns)
+    loss, gradients = by_hand(model, config, columns)
     assert loss.total.isnan()
     assert gradients["heads.first.weight"].isnan().any()
 
 
 def test_rows_may_come_from_where_nothing_was_rounded(columns):
     model, config = a_model()
-    prepared, count = model.prepare(columns), len(columns["action"])
-    batch = next(cut(prepared, torch.arange(count), count))
+    batch = whole_batch(model, columns)
     assert batch[ROW].dtype == torch.float32
     take_products_in(torch.bfloat16, model)
-    found = model(batch, PRICE, config)
-    expected, _ = results(model, config, columns)
+    found = write(model, config, batch)
+    expected, _ = by_hand(model, config, columns)
     assert torch.equal(found.total, expected.total)
 
 
 def test_it_is_for_flat_networks_with_rounded_products_only():
     flat, _ = a_model()
-    assert not flat_heads_gradient.is_for(flat.heads)
-    for kind, is_for in (("flat", True), ("set", False)):
+    assert not FlatHeadsGradient.suits(flat.heads)
+    for kind, suits in (("flat", True), ("set", False)):
         model, _ = a_model(kind)
         take_products_in(torch.bfloat16, model)
-        assert flat_heads_gradient.is_for(model.heads) == is_for
+        assert FlatHeadsGradient.suits(model.heads) == suits
 
 
 def test_bits_are_those_of_the_nearest_number():

@@ -171,7 +171,7 @@ def test_a_policy_learned_from_logs_without_jams_wakes_a_server_in_one(logged):
         network=NetworkConfig(kind="flat", flat_width=32), learning_rate=1e-2
     )
     model = ConstrainedModel(ObservationSizes.of(config), learning)
-    learner = ConstrainedLearner(model, model, learning, num_steps=200)
+    learner = ConstrainedLearner(model, learning, num_steps=200)
     is_calm = rows["context"][:, 0] * config.num_servers < 1.5 * (1.0 - rows["context"][:, 0])
     calm = {name: values[is_calm] for name, values in rows.items()}
     generator = torch.Generator().manual_seed(0)

@@ -6,6 +6,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from safetensors.torch import save_file
 
 from cloudsched.errors import ConfigError
+from cloudsched.models import set_pass
 from cloudsched.models.flat_gradient import FlatGradient
 from cloudsched.models.precision import Linear
 from cloudsched.rl.algorithms.ppo import ENV_ID, ClusterPPO, ClusterPPOConfig
@@ -68,12 +69,21 @@ def test_the_critic_may_learn_before_the_policy_does(build, tiny_config):
     assert results[1]["value_loss"] < results[0]["value_loss"]
 
 
-def test_a_minibatch_taken_in_parts_gives_the_same_weights(build, tiny_config, monkeypatch):
+@pytest.mark.parametrize("is_by_hand", [True, False])
+def test_a_minibatch_taken_in_parts_gives_the_weights_of_autograd(
+    build, tiny_config, monkeypatch, is_by_hand
+):
     found = []
+    monkeypatch.setattr(set_pass, "FEWEST_ROWS", 1)
     for cached_servers in (ppo.CACHED_SERVERS, 4 * 13):  # all of 128 rows, or 13 at a time
-        monkeypatch.setattr(ppo, "CACHED_SERVERS", cached_servers)
+        is_hand_used = is_by_hand and bool(found)
+        monkeypatch.setattr(ppo.SetGradient, "suits", lambda *_, used=is_hand_used: used)
+        for module in (ppo, set_pass):
+            monkeypatch.setattr(module, "CACHED_SERVERS", cached_servers)
         algorithm = build(tiny_config.copy(copy_frozen=False))
         result = algorithm.train()["learners"]["default_policy"]
+        learner = algorithm.learner_group._learner
+        assert bool(learner._set_gradients) == is_hand_used
         found.append((weights(algorithm), result))
     (whole, seen), (parts, seen_in_parts) = found
     for name, array in whole.items():

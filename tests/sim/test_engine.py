@@ -274,3 +274,53 @@ def test_a_fleet_that_draws_less_under_load_is_refused() -> None:
         Fleet(**{**fields, "exponent": fleet.exponent * np.nan})
     with pytest.raises(ConfigError, match="models"):
         Fleet(**{**fields, "models": ("a",)})
+
+
+def test_a_branch_goes_on_as_the_cluster_that_it_was_copied_from() -> None:
+    config = ClusterConfig(episode_ticks=60, fleet=FleetConfig(num_servers=5))
+    source, target = ClusterEngine(config, 3), ClusterEngine(config, 4)
+    source.reset([random_table(config, 1.5, seed) for seed in range(3)], wake_delays=[1, 3, 2])
+    rng = np.random.default_rng(0)
+
+    def legal(mask: np.ndarray) -> np.ndarray:
+        return np.array([rng.choice(np.flatnonzero(row)) for row in mask])
+
+    for _ in range(100):
+        source.step(legal(source.mask))
+    rows, of = np.array([3, 0]), np.array([1, 1])
+    target.branch(source, rows, of)
+    num_jobs = len(random_table(config, 1.5, 1))
+    assert list(target.state.clusters["num_jobs"]) == [num_jobs, 0, 0, num_jobs]
+    for _ in range(150):
+        actions = legal(source.mask)
+        target.step(np.repeat(actions[1], 4))
+        source.step(actions)
+        for name in ("reward", "cost", "is_truncated"):
+            own, others = getattr(target.result, name), getattr(source.result, name)
+            assert (own[rows] == others[of]).all()
+        for own, others in zip(target.observation, source.observation, strict=True):
+            assert (own[rows] == others[of]).all()
+    assert (target.state.clusters[rows] == source.state.clusters[of]).all()
+    assert target.state.clusters["completed"][0] > 10
+
+
+def test_a_branch_does_not_touch_where_it_came_from() -> None:
+    config = ClusterConfig(episode_ticks=60, fleet=FleetConfig(num_servers=5))
+    engine = ClusterEngine(config, 2)
+    engine.reset([random_table(config, 1.5, seed) for seed in range(2)])
+    engine.branch(engine, np.array([1]), np.array([0]))
+    before = engine.state.clusters[0].copy()
+    engine.end(np.array([0]))
+    for _ in range(50):
+        engine.step(np.full(2, engine.wait_action))
+    before["tick"] = config.episode_ticks
+    assert engine.state.clusters[0] == before
+    assert engine.state.clusters["tick"][1] == 50
+    assert list(engine.result.is_truncated) == [True, False]
+
+
+def test_branches_of_other_rules_are_refused() -> None:
+    engine = ClusterEngine(ClusterConfig(), 1)
+    other = ClusterEngine(ClusterConfig(wake_delay_ticks=4), 1)
+    with pytest.raises(ConfigError, match="same config"):
+        engine.branch(other, np.array([0]), np.array([0]))

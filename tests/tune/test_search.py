@@ -69,7 +69,8 @@ def test_asha_searches_and_its_best_fits_train(learner, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_ray")
 def test_pbt_copies_weights_and_learns_with_the_new_hyperparameters(learner, tmp_path):
-    a_search = PpoPbt(trials=3, copies=3, **options(learner, tmp_path))
+    # Of trials that do not wait for each other, each may happen to report when it is not the worst.
+    a_search = PpoPbt(trials=3, copies=3, synchronous=True, **options(learner, tmp_path))
     what = {"search": "PpoPbt", "workload": "poisson"}
     results = search.fit_or_resume(a_search.tuner, tmp_path, what)
     assert results.num_terminated == 3

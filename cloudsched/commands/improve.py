@@ -1,0 +1,177 @@
+"""`cloudsched improve`: try other decisions on the same arrivals, and learn which are better."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from cloudsched.commands.options import ScenarioOptions
+from cloudsched.errors import ConfigError
+from cloudsched.results import check_folder, provenance
+
+if TYPE_CHECKING:
+    from cloudsched.lookahead.improvement import Improved, Improvement, Round
+
+REPORT_SECONDS = 10.0
+FIRST_TRIAL_SEED = 500_000  # far from the 50 train seeds that rules are tuned on, and no test seeds
+ALGORITHM = "lookahead"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Improve(ScenarioOptions):
+    """Improve a rule or a policy by lookahead, and write it as a bundle.
+
+    In every round the policy runs many clusters. From some of its states branches set out: each
+    takes another decision than the policy, then the policy decides again, on the same arrivals. A
+    network learns from all of them how much better or worse each decision is, and the next round
+    runs the policy that decides so. The best policy on trial episodes, none of them of the test
+    seeds, is kept. Branches are collected by Ray's workers: a local Ray starts by itself; with
+    RAY_ADDRESS set, that cluster is used. Ctrl-C keeps what was found so far.
+
+    Examples:
+      cloudsched improve --start headroom@poisson --workload poisson
+      cloudsched improve --start runs/evolve --preset mixed_wake --workload mixture --rounds 6
+      cloudsched evaluate --policy runs/improve --workload poisson
+    """
+
+    start: str = "power_aware+headroom"
+    """What to improve: a name of `cloudsched policies`, a file of `tune-heuristic`, or a bundle of
+    `evolve` or of this command, to go on with it."""
+    rounds: int = 3
+    """Rounds."""
+    branches: int = 400_000
+    """Other decisions tried in each round."""
+    trials: int = 128
+    """Episodes on which policies are compared after each round."""
+    width: int = 32
+    """Width of the network's embeddings of servers, jobs and pairs of them."""
+    workers: int | None = None
+    """Processes that try decisions, each with arrivals of its own; one for each CPU if None. What
+    is learned depends on their number, as it does on the seed."""
+    seed: int = 0
+    """Seed of the network, of arrivals and of all draws."""
+    address: str | None = None
+    """A Ray cluster (`auto` for the one on this machine); RAY_ADDRESS or a local one by default."""
+    out: Path = field(default_factory=lambda: Path("runs/improve"))
+    """Folder of the bundle."""
+
+    def run(self) -> None:
+        """Improve, and write the bundle."""
+        for name in ("rounds", "branches", "trials", "width", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name} {value}: expected at least 1.")
+        if self.seed < 0:
+            raise ConfigError(f"--seed {self.seed}: expected at least 0.")
+        check_folder(self.out)
+        scenario, start = self.scenario, self._start()
+        import ray
+
+        from cloudsched.lookahead.improvement import Improvement, ImprovementConfig
+        from cloudsched.models.threads import one_thread
+        from cloudsched.sweeps.cluster import connected
+
+        console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        console.print(
+            f"improving {self.start} on {self.workload} (preset {self.preset}, load {self.load:g}),"
+            f" seed {self.seed}"
+        )
+        watch = _Watch(console)
+        # Minibatches are small: torch's threads would wait for each other more than they work.
+        with connected(self.address), one_thread():
+            config = ImprovementConfig(
+                num_branches=self.branches,
+                num_workers=self.workers or max(1, int(ray.cluster_resources().get("CPU", 1))),
+                trial_seeds=range(FIRST_TRIAL_SEED, FIRST_TRIAL_SEED + self.trials),
+            )
+            improvement = Improvement(scenario, start, config, self.seed, watch)
+            rounds: list[Round] = []
+            try:
+                for number in range(1, self.rounds + 1):
+                    rounds.append(improvement.round(number))
+                    watch.tell_round(rounds[-1], self.rounds)
+                    self._save(improvement, rounds, watch.seconds)
+            except KeyboardInterrupt:
+                if not rounds:
+                    raise
+                console.print("interrupted: keeping what was found so far")
+        print(self.out)
+
+    def _start(self) -> Improved:
+        """Return what to improve."""
+        from cloudsched.bundle import load_bundle
+        from cloudsched.heuristics.catalog import load_heuristic
+        from cloudsched.lookahead.improvement import Improved
+        from cloudsched.models.networks import NetworkConfig
+
+        folder = Path(self.start)
+        settings = NetworkConfig(width=self.width, pair_width=self.width, is_balanced=False)
+        if (folder / "bundle.json").exists():
+            bundle = load_bundle(folder)
+            rule = bundle.network.prior
+            if rule is None:
+                raise ConfigError(f"--start {self.start!r}: the policy in it corrects no rule.")
+            if bundle.training.get("algorithm") == ALGORITHM:
+                return Improved(network=bundle.network, weights=dict(bundle.weights))
+        else:
+            rule = load_heuristic(self.start)
+        return Improved(network=settings.replace(prior=rule), weights=None)
+
+    def _save(self, improvement: Improvement, rounds: list[Round], seconds: float) -> None:
+        from cloudsched.bundle import Bundle, save_bundle
+
+        best = improvement.acting
+        training = {
+            "algorithm": ALGORITHM,
+            "start": self.start,
+            "scenario": self.scenario.to_dict(),
+            "seed": self.seed,
+            "seconds": seconds,
+            "rounds": [asdict(one) for one in rounds],
+            **provenance(),
+        }
+        bundle = Bundle(
+            network=best.network,
+            cluster=self.scenario.config,
+            weights=improvement.weights,
+            is_q_network=True,
+            training=training,
+        )
+        save_bundle(bundle, self.out)
+
+
+class _Watch:
+    """Prints what goes on from time to time."""
+
+    def __init__(self, console: Console) -> None:
+        self._began = self._reported = time.monotonic()
+        self._console = console
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._began
+
+    def __call__(self, line: str) -> None:
+        """Take note of something that goes on."""
+        if time.monotonic() - self._reported > REPORT_SECONDS:
+            self._print(line)
+
+    def tell_round(self, one: Round, num_rounds: int) -> None:
+        """Print what a round found."""
+        best = one.best
+        self._print(
+            f"round {one.number} of {num_rounds}: {one.num_branches:,} branches, trial episodes: "
+            f"return {best.episode_return:9.1f} ({100 * best.gain:+.2f} %)  "
+            f"{best.mean_power_w:6.0f} W  {100 * best.sla_violation_rate:.2f} % late"
+            + ("  best" if one.is_best else "")
+        )
+
+    def _print(self, line: str) -> None:
+        self._reported = time.monotonic()
+        self._console.print(f"{self.seconds:6.0f} s  {line}")

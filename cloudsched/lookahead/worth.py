@@ -1,0 +1,94 @@
+"""What an outlook is worth: how much is paid later where a state differs from another.
+
+Two branches differ by the outlook x at one time and by y some ticks later, and one was paid g more
+in between. If an outlook is worth w, then w x = g + w y on average; the weights that make it so on
+many branches are found by least squares with x as instruments (LSTD). They depend on the site:
+each number counts once by itself and once with each signal of the site.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloudsched.envs.observation import columns
+from cloudsched.heuristics.adaptive import terms_of
+from cloudsched.lookahead.branches import Branches
+from cloudsched.lookahead.outlook import NAMES
+
+FloatArray = NDArray[np.float64]
+
+SITE_SIGNALS = 4  # load, unevenness, size of jobs, wake delay: what stays the same for a while
+NUM_FEATURES = len(NAMES) * (1 + SITE_SIGNALS)
+RIDGE = 0.001  # as a share of each feature's variance: pulls towards the weights of before
+CALM_COST = (
+    3.0  # a tick's cost up to which branches count alike; where it is higher, they count less
+)
+
+
+def tick_scale(cost_S: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return (S,) what gains are divided by: a few overloaded clusters should not decide all."""
+    return np.asarray(np.maximum(1.0, cost_S / CALM_COST), np.float32)
+
+
+def site_signals(
+    context_SF: NDArray[np.float32], num_servers: int, num_resources: int
+) -> FloatArray:
+    """Return (S, 1 + SITE_SIGNALS) one, and the signals that tell the site."""
+    return terms_of(context_SF, columns(num_resources), num_servers)[:, : 1 + SITE_SIGNALS]
+
+
+def outlook_features(outlook: NDArray[np.float32], signals: FloatArray) -> FloatArray:
+    """Return (S, A, NUM_FEATURES) the products of both.
+
+    Args:
+        outlook: (S, A, F).
+        signals: (S, 1 + SITE_SIGNALS).
+    """
+    product = outlook[:, :, :, None] * signals[:, None, None, :]
+    return np.asarray(product.reshape(*outlook.shape[:2], -1), np.float64)
+
+
+class OutlookWorth:
+    """The weights, improved by every round of branches.
+
+    They begin with what is known: work that is left over takes power later. Weights that began at
+    zero would be pulled there, and a policy that believes them leaves work undone.
+
+    Args:
+        work_price: what a CPU in use for a tick costs.
+    """
+
+    def __init__(self, work_price: float) -> None:
+        begin = np.zeros((len(NAMES), 1 + SITE_SIGNALS))
+        begin[[i for i, name in enumerate(NAMES) if "work" in name], 0] = -work_price
+        self.weights = begin.ravel()
+
+    def learn(self, batches: list[Branches], signals: list[FloatArray]) -> None:
+        """Fit the weights to batches that were read at two times."""
+        matrix, target = np.zeros((NUM_FEATURES, NUM_FEATURES)), np.zeros(NUM_FEATURES)
+        square, count = np.zeros(NUM_FEATURES), 0
+        for batch, signal in zip(batches, signals, strict=True):
+            scale = tick_scale(batch.cost)[:, None, None]
+            near = outlook_features(batch.outlook[:, :, 0], signal) / scale
+            far = outlook_features(batch.outlook[:, :, 1], signal) / scale
+            paid = (batch.gain[:, :, 1] - batch.gain[:, :, 0]) / scale[:, :, 0]
+            near, far = (x.reshape(-1, NUM_FEATURES) for x in (near, far))
+            paid = paid.ravel()
+            matrix += near.T @ (near - far)
+            target += near.T @ paid
+            square += np.square(near).sum(axis=0)
+            count += len(near)
+        if count == 0:
+            return
+        # A unit of each feature is its spread, so that the ridge treats all alike.
+        unit = np.sqrt(square / count) + 1e-6
+        matrix = matrix / np.outer(unit, unit) + RIDGE * count * np.eye(NUM_FEATURES)
+        pulled = target / unit + RIDGE * count * self.weights * unit
+        self.weights = np.asarray(np.linalg.solve(matrix, pulled) / unit, np.float64)
+
+    def __call__(self, batch: Branches, signals: FloatArray) -> NDArray[np.float32]:
+        """Return (S, A) how much better each other decision is than the policy's own, scaled."""
+        features = outlook_features(batch.outlook[:, :, 0], signals)
+        gain = batch.gain[:, :, 0] + features @ self.weights
+        return (gain / tick_scale(batch.cost)[:, None]).astype(np.float32)

@@ -1,0 +1,82 @@
+"""`cloudsched improve` ends in a bundle that is better than what it began with."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cloudsched.bundle import load_bundle
+from cloudsched.cli import main
+from cloudsched.commands.policies import make_policy
+from cloudsched.envs.scenario import Scenario
+from cloudsched.evaluation import TEST_SEEDS, evaluate
+from cloudsched.heuristics.catalog import load_heuristic
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+SETTINGS = ["--set", "episode_ticks=150", "fleet.num_servers=6"]
+SCENARIO = Scenario(settings={"episode_ticks": 150, "fleet": {"num_servers": 6}})
+SMALL = ["--rounds", "2", "--branches", "30000", "--trials", "24", "--workers", "2"]
+
+
+@pytest.fixture(scope="module")
+def improved(tmp_path_factory):
+    """A rule that keeps far too many servers awake, improved."""
+    folder = tmp_path_factory.mktemp("improve")
+    wasteful = load_heuristic("headroom@poisson").replace(headroom_constant=4.0)
+    start = folder / "wasteful.json"
+    start.write_text(json.dumps({"parameters": wasteful.to_dict()}))
+    out = folder / "improved"
+    words = ["improve", "--start", str(start), *SETTINGS, *SMALL, "--out", str(out)]
+    assert main(words) == 0
+    return start, out
+
+
+def returns(policy):
+    cluster = SCENARIO.config
+    return evaluate(make_policy(str(policy), cluster), SCENARIO, TEST_SEEDS).metrics[
+        "episode_return"
+    ]
+
+
+def test_it_beats_what_it_began_with_on_arrivals_it_has_never_seen(improved):
+    start, out = improved
+    gain = returns(out) - returns(start)
+    assert gain.mean() > 3.0 * gain.std() / np.sqrt(len(gain))
+    assert gain.mean() > 0.02 * np.abs(returns(start)).mean()
+
+
+def test_the_bundle_tells_where_it_comes_from(improved):
+    _, out = improved
+    training = load_bundle(out).training
+    assert training["algorithm"] == "lookahead"
+    assert [one["number"] for one in training["rounds"]] == [1, 2]
+    assert all(one["num_branches"] >= 30_000 for one in training["rounds"])
+    assert training["rounds"][0]["is_best"]
+
+
+def test_it_goes_on_with_what_it_wrote(improved, tmp_path):
+    _, out = improved
+    again = tmp_path / "again"
+    few = ["--rounds", "1", "--branches", "2000", "--trials", "8", "--workers", "3"]
+    assert main(["improve", "--start", str(out), *SETTINGS, *few, "--out", str(again)]) == 0
+    # So few branches teach nothing better, and the policy stays as it is.
+    difference = returns(again).mean() - returns(out).mean()
+    assert difference >= -1e-9 or load_bundle(again).training["rounds"][0]["is_best"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--rounds", "0"], "--rounds 0"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--start", "headroom@poissn"], "headroom@poisson"),
+        (["--start", "rr+headroom"], "place_cycle"),
+    ],
+)
+def test_mistakes_cost_one_line(words, complaint, tmp_path, capsys):
+    assert main(["improve", *words, "--out", str(tmp_path / "out")]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
