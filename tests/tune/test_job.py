@@ -6,8 +6,10 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -33,10 +35,11 @@ def test_a_job_on_two_nodes_survives_the_loss_of_a_trial_and_of_a_node(
             cwd=ROOT,
         )
     try:
-        first, second = _on_head_and_second(ray_cluster, out, job, log, wait_for)
+        first, second = _held_on_head_and_second(ray_cluster, out, job, log, wait_for)
         first.kill()
         wait_for(lambda: "lost its process" in log.read_text(), job, log)
         ray_cluster.raylets[1].kill()
+        second.kill()  # a node takes its processes along
         second.wait(60)
         assert job.wait(600) == 0, log.read_text()
     finally:
@@ -55,17 +58,25 @@ def test_a_job_on_two_nodes_survives_the_loss_of_a_trial_and_of_a_node(
     assert (out / "winner/bundle.json").is_file()
 
 
-def _on_head_and_second(cluster, out, job, log, wait_for):
-    """Return the processes of both trainings, one on each node, once they have checkpoints."""
+def _held_on_head_and_second(cluster, out, job, log, wait_for):
+    """Return the processes of both trainings, one on each node, held once they have checkpoints.
 
-    def checkpoints():
-        return len(list(out.glob("trials/learner-*/checkpoint/state.json"))) == 2
+    Held, because a training of this size may be over before the other has begun.
+    """
+    held = {}
 
-    wait_for(checkpoints, job, log)
-    on_head, on_second = cluster.trials(0), cluster.trials(1)
-    assert on_head, f"no trial runs on the head\n{log.read_text()}"
-    assert on_second, f"no trial runs on the second node\n{log.read_text()}"
-    return on_head[0], on_second[0]
+    def are_held():
+        for node in {0, 1} - held.keys():
+            for trial in cluster.trials(node):
+                with suppress(psutil.Error):
+                    key = Path(trial.cwd()).name  # Tune runs a trial in a folder of its name
+                    if (out / "trials" / key / "checkpoint/state.json").is_file():
+                        trial.suspend()
+                        held[node] = trial
+        return len(held) == 2
+
+    wait_for(are_held, job, log)
+    return held[0], held[1]
 
 
 def test_a_job_without_the_token_is_refused(ray_cluster):
