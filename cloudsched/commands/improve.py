@@ -26,12 +26,13 @@ ALGORITHM = "lookahead"
 class Improve(ScenarioOptions):
     """Improve a rule or a policy by lookahead, and write it as a bundle.
 
-    In every round the policy runs many clusters. From some of its states branches set out: each
-    takes another decision than the policy, then the policy decides again, on the same arrivals. A
-    network learns from all of them how much better or worse each decision is, and the next round
-    runs the policy that decides so. The best policy on trial episodes, none of them of the test
-    seeds, is kept. Branches are collected by Ray's workers: a local Ray starts by itself; with
-    RAY_ADDRESS set, that cluster is used. Ctrl-C keeps what was found so far.
+    In every round many clusters run. From some of their states branches set out: each takes another
+    decision than what is improved would, then that decides again, on the same arrivals. A network
+    learns from the branches of all rounds how much better or worse each decision is, and the next
+    round's clusters are run by what decides so, to see where that leads. The best policy on trial
+    episodes, none of them of the test seeds, is kept. Ray's workers collect the branches: a local
+    Ray starts by itself; with RAY_ADDRESS set, that cluster is used. Ctrl-C keeps what was found so
+    far.
 
     Examples:
       cloudsched improve --start headroom@poisson --workload poisson
@@ -125,7 +126,7 @@ class Improve(ScenarioOptions):
     def _save(self, improvement: Improvement, rounds: list[Round], seconds: float) -> None:
         from cloudsched.bundle import Bundle, save_bundle
 
-        best = improvement.acting
+        best = improvement.best
         training = {
             "algorithm": ALGORITHM,
             "start": self.start,

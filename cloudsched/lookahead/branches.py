@@ -1,9 +1,13 @@
 """Tries other decisions: what would have come of them, on the same arrivals.
 
-A policy runs many clusters. From some of its states branches set out: one takes the policy's own
-decision, others each take another one, and then the policy decides in all of them. Arrivals are the
-same, so what differs between branches is due to that one decision. They are followed for some
-ticks; what is different at the end (work left over, servers awake) is told by the outlook.
+A leader runs many clusters. From some of its states branches set out: one takes the decision of the
+policy that is to be improved, others each take another one, and then that policy decides in all of
+them. Arrivals are the same, so what differs between branches is due to that one decision. They are
+followed for some ticks; what is different at the end (work left over, servers awake) is told by the
+outlook.
+
+The leader is at first the policy itself, later what was learned so far: who learned from the
+policy's states alone errs wherever its own decisions lead.
 """
 
 from __future__ import annotations
@@ -67,10 +71,12 @@ class Branches(NamedTuple):
 
 
 class BranchCollector:
-    """Runs a policy, and branches off.
+    """Runs clusters, and branches off.
 
     Args:
-        make_policy: builds it for clusters with some rules; it decides from observations alone.
+        make_policy: builds the policy to improve for clusters with some rules; it decides from
+            observations alone.
+        make_leader: the same for who runs the clusters.
         seed: of arrivals and of all draws.
     """
 
@@ -78,6 +84,7 @@ class BranchCollector:
         self,
         scenario: Scenario,
         make_policy: Callable[[ClusterConfig], Policy],
+        make_leader: Callable[[ClusterConfig], Policy],
         config: BranchConfig,
         seed: int,
     ) -> None:
@@ -90,6 +97,7 @@ class BranchCollector:
         )
         self._engine = ClusterVectorEnv(num_branches, copy=False, **settings).engine
         self._policy = make_policy(self._env.config)
+        self._leader = make_leader(self._env.config)
         self._outlook = Outlook(self._engine)
         self._num_batches = 0
         first = self._rng.integers(1_000_000, size=config.num_clusters).tolist()
@@ -101,13 +109,14 @@ class BranchCollector:
         config = self._config
         is_far = self._num_batches % config.far_every == 0
         self._num_batches += 1
-        decided = self._set_out(config.far_ticks if is_far else config.ticks)
+        decided, led = self._set_out(config.far_ticks if is_far else config.ticks)
         num_states = config.num_states
         observation = {
             name: array[:num_states].copy()
             for name, array in self._engine.observation._asdict().items()
         }
         others = self._other_decisions(observation, decided)
+        others[:, 0] = np.where(led != decided, led, others[:, 0])
         times = (config.ticks, config.far_ticks) if is_far else (config.ticks,)
         reward, outlook = self._follow(np.concatenate([decided, *others.T]), times)
         reward = reward.reshape(len(times), -1, num_states)
@@ -135,29 +144,36 @@ class BranchCollector:
                 until[due] = -1
             if (until < 0).all():
                 return
-            self._env.step(self._policy.act(self._live))
+            self._env.step(self._leader.act(self._live))
 
-    def _set_out(self, ticks: int) -> NDArray[np.int64]:
-        """Copy states into branches, first those of the policy's own decision; return those.
+    def _set_out(self, ticks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Copy states into branches, first those of the policy's own decision.
 
         Args:
             ticks: that must be left of an episode.
+
+        Returns:
+            (S,) decisions of the policy, and (S,) those of the leader.
         """
         config, engine = self._config, self._env.engine
         latest = self._env.config.episode_ticks - ticks - 1
-        decided = np.zeros(config.num_states, np.int64)
+        decided, led = np.zeros((2, config.num_states), np.int64)
         filled = 0
         while filled < config.num_states:
-            actions = np.array(self._policy.act(self._live))
+            actions = np.array(self._leader.act(self._live))
             (chosen,) = np.nonzero(self._is_chosen(actions, latest))
             chosen = chosen[: config.num_states - filled]
             rows = np.arange(filled, filled + len(chosen))
             for branch in range(1 + config.num_others):
                 self._engine.branch(engine, branch * config.num_states + rows, chosen)
-            decided[rows] = actions[chosen]
+            if len(chosen):
+                led[rows] = actions[chosen]
+                decided[rows] = self._policy.act(
+                    {name: part[chosen] for name, part in self._live.items()}
+                )
             filled += len(chosen)
             self._env.step(actions)
-        return decided
+        return decided, led
 
     def _is_chosen(self, actions: NDArray[np.int64], latest: int) -> NDArray[np.bool_]:
         """Return (E,) from which clusters branches set out now."""

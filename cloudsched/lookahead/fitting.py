@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from cloudsched.config import Settings
 from cloudsched.lookahead.branches import Branches
 
-LARGEST_GAIN = 60.0
-"""Rare disasters are what servers in reserve are for: a loss that made little of them, or a cut
-much below this, would teach to put those to sleep."""
+LARGEST_GAIN = 20.0
+"""In units of their spread. Rare disasters are what servers in reserve are for: a loss that made
+little of them, or a cut much below this, would teach to put those to sleep."""
 WARM_UP = 200  # steps
 LARGEST_GRADIENT = 50.0
 
@@ -25,14 +25,14 @@ LARGEST_GRADIENT = 50.0
 class FittingConfig(Settings):
     """How a network learns from branches."""
 
-    num_epochs: int = 5
-    """Passes over the branches of a round."""
+    num_epochs: int = 3
+    """Passes over the branches of all rounds."""
     minibatch_size: int = 128
     """States of one gradient step."""
     first_rate: float = 2e-3
-    """AdamW's learning rate in the first round; it falls to zero in each round."""
+    """AdamW's learning rate at first; it falls to zero in each round."""
     later_rate: float = 1e-3
-    """The same in later rounds, which begin with what is known."""
+    """The same for a network that begins with what an earlier command taught it."""
     weight_decay: float = 1e-4
     """AdamW's."""
     held_out: float = 0.05
@@ -84,7 +84,7 @@ class Fit:
     share_better: float
     """Share of other decisions that it holds better than the policy's own."""
     gain_foreseen: float
-    """What it takes those to gain, on average, in returns."""
+    """What it takes those to gain, on average, in units of the spread."""
     gain_found: float
     """What they did gain."""
 

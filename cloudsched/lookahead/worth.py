@@ -31,11 +31,9 @@ def tick_scale(cost_S: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(np.maximum(1.0, cost_S / CALM_COST), np.float32)
 
 
-def site_signals(
-    context_SF: NDArray[np.float32], num_servers: int, num_resources: int
-) -> FloatArray:
-    """Return (S, 1 + SITE_SIGNALS) one, and the signals that tell the site."""
-    return terms_of(context_SF, columns(num_resources), num_servers)[:, : 1 + SITE_SIGNALS]
+def site_terms(context_SF: NDArray[np.float32], num_servers: int, num_resources: int) -> FloatArray:
+    """Return (S, terms) what tells the site: one, the signals, and their products."""
+    return terms_of(context_SF, columns(num_resources), num_servers)
 
 
 def outlook_features(outlook: NDArray[np.float32], signals: FloatArray) -> FloatArray:
@@ -43,9 +41,9 @@ def outlook_features(outlook: NDArray[np.float32], signals: FloatArray) -> Float
 
     Args:
         outlook: (S, A, F).
-        signals: (S, 1 + SITE_SIGNALS).
+        signals: (S, terms) of the site; the first 1 + SITE_SIGNALS count.
     """
-    product = outlook[:, :, :, None] * signals[:, None, None, :]
+    product = outlook[:, :, :, None] * signals[:, None, None, : 1 + SITE_SIGNALS]
     return np.asarray(product.reshape(*outlook.shape[:2], -1), np.float64)
 
 
@@ -88,7 +86,6 @@ class OutlookWorth:
         self.weights = np.asarray(np.linalg.solve(matrix, pulled) / unit, np.float64)
 
     def __call__(self, batch: Branches, signals: FloatArray) -> NDArray[np.float32]:
-        """Return (S, A) how much better each other decision is than the policy's own, scaled."""
+        """Return (S, A) how much better each other decision is than the policy's own."""
         features = outlook_features(batch.outlook[:, :, 0], signals)
-        gain = batch.gain[:, :, 0] + features @ self.weights
-        return (gain / tick_scale(batch.cost)[:, None]).astype(np.float32)
+        return (batch.gain[:, :, 0] + features @ self.weights).astype(np.float32)

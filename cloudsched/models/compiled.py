@@ -164,8 +164,7 @@ class CompiledCorrection:
     def logits(self, observation: Mapping[str, NDArray[Any]]) -> Array:
         """Return (E, A) masked logits."""
         logits = self._network.logits(observation)
-        actions, scores = self._prior(observation)
-        logits[np.arange(len(logits)), actions] += scores
+        logits += self._prior(observation)
         return logits
 
 

@@ -6,10 +6,10 @@ Which toggles wake and which put to sleep is told by `is_asleep_BT`, the servers
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
-
-from cloudsched.models.networks import Observation
 
 NUM_KINDS = 4
 PLACE, WAKE, SLEEP, WAIT = range(NUM_KINDS)
@@ -17,7 +17,7 @@ RARITY = 0.5  # the weight of a kind of action in imitation is its share to this
 MIN_SHARE = 1e-4  # of decisions; what is rarer weighs no more
 
 
-def toggled(observation: Observation) -> Tensor:
+def toggled(observation: Mapping[str, Tensor]) -> Tensor:
     """Return (B, T) which servers sleep, of those that can be toggled: all or, where nothing may
     sleep, none.
     """
@@ -27,7 +27,7 @@ def toggled(observation: Observation) -> Tensor:
     return is_asleep(observation)[:, :num_toggles]
 
 
-def is_asleep(observation: Observation) -> Tensor:
+def is_asleep(observation: Mapping[str, Tensor]) -> Tensor:
     """Return (B, N) which servers sleep."""
     servers_BNF = observation["servers"]
     num_resources = (servers_BNF.shape[2] - 12) // 2

@@ -18,6 +18,7 @@ from cloudsched.config import ClusterConfig, Settings
 from cloudsched.envs.observation import feature_shapes
 from cloudsched.errors import ConfigError
 from cloudsched.heuristics.parameters import HeuristicConfig
+from cloudsched.models.kinds import NUM_KINDS
 from cloudsched.models.legal import legal_scores
 from cloudsched.models.masking import mask_logits
 from cloudsched.models.pairs import NUM_PAIR_FEATURES, pair_features
@@ -28,6 +29,7 @@ from cloudsched.registry import Registry
 
 Observation = Mapping[str, Tensor]
 ROW = "row"
+LARGEST_LEAD = 1e4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,9 @@ class NetworkConfig(Settings):
     """The rule that the network corrects; None to start from nothing."""
     prior_weight: float = 4.0
     """Score of what the rule would do; the actions begin near zero."""
+    prior_leads: tuple[float, ...] = (0.0,) * NUM_KINDS
+    """What other actions have to make up for beside that, by their kind: to place, to wake, to put
+    to sleep, to wait."""
 
     def __post_init__(self) -> None:
         self._choice("kind", tuple(NETWORKS))
@@ -58,6 +63,11 @@ class NetworkConfig(Settings):
             self._integer(name, low=1, high=65_536)
         self._flag("is_balanced")
         self._number("prior_weight", low=0.0, high=100.0)
+        leads = self.prior_leads
+        if len(leads) != NUM_KINDS or not all(0.0 <= lead <= LARGEST_LEAD for lead in leads):
+            raise ConfigError(
+                f"prior_leads={leads!r}: expected {NUM_KINDS} numbers from 0 to {LARGEST_LEAD:g}."
+            )
         if self.prior is not None and self.prior.place_cycle != 0.0:
             raise ConfigError(
                 "prior: a rule that takes servers in turn (place_cycle) remembers the last one; "
@@ -316,7 +326,11 @@ def build_network(sizes: ObservationSizes, config: NetworkConfig) -> nn.Module:
         return network
     is_balanced = config.is_balanced and config.kind == "set"
     prior = RulePrior(
-        config.prior, config.prior_weight, sizes.num_resources, is_balanced=is_balanced
+        config.prior,
+        config.prior_weight,
+        config.prior_leads,
+        sizes.num_resources,
+        is_balanced=is_balanced,
     )
     return RuleCorrection(network, prior)
 

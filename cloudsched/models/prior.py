@@ -8,7 +8,7 @@ other, for training, evaluation and serving, and for fleets of any size.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from cloudsched.envs.observation import columns
 from cloudsched.heuristics.adaptive import RuleNumbers
 from cloudsched.heuristics.kernels import CURVE_STEPS, FleetTable, dearness_of, decide
 from cloudsched.heuristics.parameters import HeuristicConfig
+from cloudsched.models.kinds import PLACE, SLEEP, WAIT, WAKE
 
 LARGEST_W = 480.0
 """What the thirstiest server is taken to draw at full load: observations only tell the proportions,
@@ -28,32 +29,55 @@ and this is the draw in the fleet that the shipped rules were tuned on."""
 
 
 class RulePrior:
-    """A heuristic's action in each cluster, and the score to add to it.
+    """What a heuristic's action in each cluster is ahead of the others by.
 
     Args:
         rule: the heuristic; one that remembers nothing.
-        weight: the score.
+        weight: the score of its action.
+        leads: (4,) what other actions lose, by their kind: place, wake, sleep, wait.
         is_balanced: whether the scores of an action are lowered by the log of how many of its kind
             are legal, which is then made up for, so that the rule counts alike in every fleet.
     """
 
     def __init__(
-        self, rule: HeuristicConfig, weight: float, num_resources: int, *, is_balanced: bool
+        self,
+        rule: HeuristicConfig,
+        weight: float,
+        leads: Sequence[float],
+        num_resources: int,
+        *,
+        is_balanced: bool,
     ) -> None:
         self._columns = columns(num_resources)
         self._numbers = RuleNumbers([rule], self._columns)
         self._num_resources = num_resources
         self._weight = weight
+        self._leads = np.array(leads, np.float32)
         self._is_balanced = is_balanced
         self._seen = np.zeros((0, 0), np.float32)
         self._fleet: FleetTable | None = None
 
-    def __call__(
-        self, observation: Mapping[str, NDArray[Any]]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return (E,) actions and (E,) scores; all rows are of one fleet."""
+    def __call__(self, observation: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Return (E, A) what to add to the scores of actions; all rows are of one fleet."""
         servers, mask = observation["servers"], observation["action_mask"]
-        actions, scores = np.empty(len(mask), np.int64), np.empty(len(mask), np.float32)
+        scores = np.empty(mask.shape, np.float32)
+        score_rule(
+            servers,
+            mask,
+            self.actions(observation),
+            servers.shape[1] * observation["jobs"].shape[1],
+            self._columns.is_asleep,
+            self._weight,
+            self._leads,
+            self._is_balanced,
+            scores,
+        )
+        return scores
+
+    def actions(self, observation: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
+        """Return (E,) what the rule would do."""
+        servers, mask = observation["servers"], observation["action_mask"]
+        actions = np.empty(len(mask), np.int64)
         decide(
             self._fleet_of(servers[0]),
             self._columns,
@@ -65,18 +89,7 @@ class RulePrior:
             np.full(len(mask), -1, np.int64),
             actions,
         )
-        num_pairs = servers.shape[1] * observation["jobs"].shape[1]
-        score_rule(
-            servers,
-            mask,
-            actions,
-            num_pairs,
-            self._columns.is_asleep,
-            self._weight,
-            self._is_balanced,
-            scores,
-        )
-        return actions, scores
+        return actions
 
     def _fleet_of(self, servers_NF: NDArray[np.float32]) -> FleetTable:
         """Return capacities and power curves, as far as an observation tells them."""
@@ -100,8 +113,7 @@ class RuleCorrection(nn.Module):
         """Return masked logits (B, A) and values (B,)."""
         logits_BA, value_B = self.network(observation)
         arrays = {name: tensor.cpu().numpy() for name, tensor in observation.items()}
-        action_B, score_B = (torch.from_numpy(a).to(logits_BA.device) for a in self.prior(arrays))
-        return logits_BA.scatter_add(1, action_B[:, None], score_B[:, None]), value_B
+        return logits_BA + torch.from_numpy(self.prior(arrays)).to(logits_BA.device), value_B
 
 
 def _fleet_table(facts: NDArray[np.float64], num_resources: int) -> FleetTable:
@@ -124,30 +136,33 @@ def score_rule(
     num_pairs: int,
     asleep_column: int,
     weight: float,
+    leads: NDArray[np.float32],
     is_balanced: bool,
     out_scores: NDArray[np.float32],
 ) -> None:
-    """Write what the rule's action gets in each cluster.
+    """Write what is added to the score of each action.
 
     Args:
         actions: (E,) of the rule.
         num_pairs: K*N, the number of placements.
         asleep_column: where `servers` says that a server sleeps.
-        out_scores: (E,) overwritten.
+        leads: (4,) what actions other than the rule's lose: place, wake, sleep, wait.
+        out_scores: (E, A) overwritten.
     """
-    num_servers = servers.shape[1]
-    wait = mask.shape[1] - 1
     for e in range(mask.shape[0]):
-        action = actions[e]
-        count = 1
-        if is_balanced and action < num_pairs:
-            count = 0
-            for a in range(num_pairs):
-                count += mask[e, a] != 0
-        elif is_balanced and action < wait:
-            is_asleep = servers[e, action - num_pairs, asleep_column]
-            count = 0
-            for n in range(num_servers):
-                is_alike = servers[e, n, asleep_column] == is_asleep
-                count += mask[e, num_pairs + n] != 0 and is_alike
-        out_scores[e] = weight + math.log(count)
+        own = _kind(servers, mask, num_pairs, asleep_column, e, actions[e])
+        num_alike = 0
+        for a in range(mask.shape[1]):
+            kind = _kind(servers, mask, num_pairs, asleep_column, e, a)
+            out_scores[e, a] = -leads[kind]
+            num_alike += mask[e, a] != 0 and kind == own
+        out_scores[e, actions[e]] = weight + (math.log(num_alike) if is_balanced else 0.0)
+
+
+@njit(inline="always")
+def _kind(servers, mask, num_pairs, asleep_column, e, a):  # type: ignore[no-untyped-def]
+    if a < num_pairs:
+        return PLACE
+    if a == mask.shape[1] - 1:
+        return WAIT
+    return WAKE if servers[e, a - num_pairs, asleep_column] != 0.0 else SLEEP

@@ -40,6 +40,7 @@ from cloudsched.rl.offline import (
 )
 from cloudsched.statistics import Estimate, summarise_grid
 from cloudsched.sweeps.offline import CLONE, save_bundles
+from cloudsched.sweeps.progress import ProgressLines
 
 OUTCOME = "outcome.json"
 SHOWN = ("mean_power_w", "sla_violation_rate", "episode_return", "work_served")
@@ -99,18 +100,30 @@ def plan(
 def tuner(trials: Sequence[CmdpTrial], folder: Path, *, max_concurrent: int) -> tune.Tuner:
     """Return the sweep without running it; finished trials are left out."""
     waiting = [asdict(trial) for trial in trials if not (Path(trial.folder) / OUTCOME).exists()]
+    progress = ProgressLines(
+        num_done=len(trials) - len(waiting),
+        num_trials=len(trials),
+        goal=sum(trial["run"]["num_steps"] for trial in waiting),
+    )
     return tune.Tuner(
         # The rest of a core is for the tasks that read the data.
         tune.with_resources(run_trial, {"cpu": 0.5}),
         param_space={"trial": tune.grid_search(waiting)},
-        tune_config=tune.TuneConfig(max_concurrent_trials=max_concurrent),
+        tune_config=tune.TuneConfig(
+            max_concurrent_trials=max_concurrent, trial_name_creator=_trial_name
+        ),
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(folder.absolute()),
             failure_config=tune.FailureConfig(max_failures=2),
+            callbacks=[progress],
             verbose=0,
         ),
     )
+
+
+def _trial_name(trial: Any) -> str:
+    return CmdpTrial(**trial.config["trial"]).name
 
 
 def run_trial(config: Mapping[str, Any]) -> None:
@@ -129,7 +142,7 @@ def run_trial(config: Mapping[str, Any]) -> None:
     data = finished_batches(source, model.preparation(), learning.batch_size)
 
     def report(metrics: dict[str, float], _state: dict[str, Any] | None) -> None:
-        tune.report(metrics)
+        tune.report({"steps": metrics["step"], **metrics})
 
     with closing(endless(data, "cpu")) as feed:
         learn(learner, feed, run, Position(), report)
@@ -141,7 +154,8 @@ def run_trial(config: Mapping[str, Any]) -> None:
         policy = load_bundle(path).policy(manifest.scenario.config)
         outcome[name] = _plain(episodes.run(policy, name=name))
     write_files({folder / OUTCOME: json.dumps(outcome).encode()})
-    tune.report({name: float(np.mean(outcome["policy"][name])) for name in SHOWN})
+    measured = {name: float(np.mean(outcome["policy"][name])) for name in SHOWN}
+    tune.report({"steps": run.num_steps, "test_seeds": measured, **measured})
 
 
 def outcomes(trials: Sequence[CmdpTrial]) -> dict[str, dict[str, Metrics]]:

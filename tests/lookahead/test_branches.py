@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cloudsched.envs.observation import columns
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.heuristics.catalog import load_heuristic
@@ -21,7 +22,7 @@ def rule(cluster):
 
 
 def test_other_decisions_are_legal_and_none_is_the_policys_own():
-    collector = BranchCollector(SCENARIO, rule, SMALL, seed=0)
+    collector = BranchCollector(SCENARIO, rule, rule, SMALL, seed=0)
     kinds = set()
     for _ in range(6):
         batch = collector.collect()
@@ -40,7 +41,7 @@ def test_the_same_decision_gains_nothing_at_all(monkeypatch):
         "_other_decisions",
         lambda self, observation, decided: np.repeat(decided[:, None], 3, axis=1),
     )
-    batch = BranchCollector(SCENARIO, rule, SMALL, seed=1).collect()
+    batch = BranchCollector(SCENARIO, rule, rule, SMALL, seed=1).collect()
     assert batch.gain.shape == (24, 3, 2)
     assert (batch.gain == 0.0).all()
     assert (batch.outlook == 0.0).all()
@@ -48,7 +49,7 @@ def test_the_same_decision_gains_nothing_at_all(monkeypatch):
 
 
 def test_gains_are_rewards_from_the_same_state_on(monkeypatch):
-    collector = BranchCollector(SCENARIO, rule, SMALL, seed=2)
+    collector = BranchCollector(SCENARIO, rule, rule, SMALL, seed=2)
     engine, follow, played = collector._engine, collector._follow, {}
 
     def watched(first, times):
@@ -70,22 +71,41 @@ def test_leaving_finished_branches_out_changes_nothing(monkeypatch):
     found = []
     for few in (0.0, 0.99):
         monkeypatch.setattr(module, "FEW", few)
-        found.append(BranchCollector(SCENARIO, rule, SMALL, seed=3).collect())
+        found.append(BranchCollector(SCENARIO, rule, rule, SMALL, seed=3).collect())
     for one, other in zip(found[0][1:], found[1][1:], strict=True):
         assert (one == other).all()
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_other_ones():
     one, again, other = (
-        BranchCollector(SCENARIO, rule, SMALL, seed=seed).collect() for seed in (4, 4, 5)
+        BranchCollector(SCENARIO, rule, rule, SMALL, seed=seed).collect() for seed in (4, 4, 5)
     )
     assert (one.gain == again.gain).all()
     assert (one.observation["context"] == again.observation["context"]).all()
     assert (one.observation["context"] != other.observation["context"]).any()
 
 
+def test_a_leader_goes_elsewhere_and_what_it_decides_there_is_tried():
+    def leader(cluster):
+        return HeuristicPolicy(cluster, load_heuristic("power_aware"))  # nobody ever sleeps
+
+    collector = BranchCollector(SCENARIO, rule, leader, SMALL, seed=7)
+    at = columns(2)
+    policy, other = rule(SCENARIO.config), leader(SCENARIO.config)
+    num_apart = 0
+    for _ in range(4):
+        batch = collector.collect()
+        assert not batch.observation["servers"][:, :, at.is_asleep].any()
+        own, led = policy.act(batch.observation), other.act(batch.observation)
+        assert (batch.decided == own).all()
+        is_apart = led != own
+        assert (batch.others[is_apart, 0] == led[is_apart]).all()
+        num_apart += is_apart.sum()
+    assert num_apart > 10  # the rule would put servers to sleep
+
+
 def test_one_batch_out_of_some_goes_far():
-    collector = BranchCollector(SCENARIO, rule, SMALL, seed=6)
+    collector = BranchCollector(SCENARIO, rule, rule, SMALL, seed=6)
     assert [collector.collect().gain.shape[2] for _ in range(4)] == [2, 1, 2, 1]
 
 

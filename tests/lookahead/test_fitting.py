@@ -25,12 +25,11 @@ SCENARIO = Scenario(workload="poisson", settings={"episode_ticks": 120})
 @pytest.fixture(scope="module")
 def batches():
     config = BranchConfig(num_clusters=32, num_states=128, chance=0.3, ticks=1, far_ticks=2)
-    collector = BranchCollector(
-        SCENARIO,
-        lambda cluster: HeuristicPolicy(cluster, load_heuristic("headroom@poisson")),
-        config,
-        seed=0,
-    )
+
+    def rule(cluster):
+        return HeuristicPolicy(cluster, load_heuristic("headroom@poisson"))
+
+    collector = BranchCollector(SCENARIO, rule, rule, config, seed=0)
     return [collector.collect() for _ in range(12)]
 
 

@@ -13,7 +13,7 @@ from cloudsched.lookahead.worth import (
     SITE_SIGNALS,
     OutlookWorth,
     outlook_features,
-    site_signals,
+    site_terms,
     tick_scale,
 )
 
@@ -64,15 +64,19 @@ def test_what_branches_say_nothing_about_keeps_the_price_of_work():
     assert abs(weights[NAMES.index("running_work_0"), 0]) < 0.05  # told that it costs nothing
 
 
-def test_where_a_tick_costs_much_gains_count_less():
+def test_clusters_where_a_tick_costs_much_do_not_decide_what_all_are_worth():
     scale = tick_scale(np.array([0.5, 3.0, 30.0], np.float32))
     assert list(scale) == [1.0, 1.0, 10.0]
     rng = np.random.default_rng(2)
-    batch, signals, *_ = branches(rng, np.zeros(NUM_FEATURES), num_states=10)
-    worth = OutlookWorth(0.3)
-    calm = worth(batch, signals)
-    dear = worth(batch._replace(cost=np.full(10, 30.0, np.float32)), signals)
-    np.testing.assert_allclose(dear, calm / 10.0, rtol=1e-5)
+    calm, signals, *_ = branches(rng, np.zeros(NUM_FEATURES))
+    rare, others, *_ = branches(rng, np.full(NUM_FEATURES, 5.0), num_states=400)
+    worth = []
+    for cost in (2.0, 300.0):
+        worth.append(OutlookWorth(0.0))
+        rare = rare._replace(cost=np.full(400, cost, np.float32))
+        worth[-1].learn([calm, rare], [signals, others])
+    plain, scaled = (np.abs(one.weights).mean() for one in worth)
+    assert scaled < 0.1 * plain
 
 
 def test_signals_tell_one_site_from_another():
@@ -83,7 +87,7 @@ def test_signals_tell_one_site_from_another():
         observation, _ = env.reset(seed=0)
         for _ in range(2000):
             observation, *_ = env.step(policy.act(observation))
-        rows.append(site_signals(observation["context"], 15, 2))
+        rows.append(site_terms(observation["context"], 15, 2))
     assert (rows[0][:, 0] == 1.0).all()
     assert rows[0][:, 1].max() < rows[1][:, 1].min()  # load
     np.testing.assert_allclose(rows[0][:, 4], -1.0, atol=1e-6)  # a wake delay of one tick

@@ -8,6 +8,7 @@ import torch
 
 from cloudsched.bundle import Bundle, load_bundle, save_bundle
 from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.envs.observation import columns
 from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.evaluation import evaluate
@@ -45,7 +46,7 @@ def test_the_rule_is_as_likely_in_a_large_fleet_as_in_a_small_one() -> None:
         observation, _ = env.reset(seed=0)
         net, chances = network(scenario), ([], [])
         for _ in range(150):
-            actions, _ = net.prior(observation)
+            actions = net.prior.actions(observation)
             tensors = {name: torch.from_numpy(array) for name, array in observation.items()}
             with torch.inference_mode():
                 table = log_probs(net(tensors)[0]).exp().numpy()
@@ -85,3 +86,41 @@ def test_a_bundle_keeps_the_rule(tmp_path) -> None:
 def test_a_rule_that_remembers_is_refused() -> None:
     with pytest.raises(ConfigError, match="remembers the last one"):
         NetworkConfig(prior=HEURISTICS["rr"].config)
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_kinds_with_a_lead_that_nothing_makes_up_for_are_left_to_the_rule(is_frozen: bool) -> None:
+    env = ClusterVectorEnv(16, copy=False, **SHORT.to_dict())
+    num_pairs, wait = 75, 90
+    at = columns(2)
+    kinds: set[int] = set()
+    policies = []
+    for free in range(4):
+        leads = tuple(0.0 if kind == free else 1e3 for kind in range(4))
+        net = network(prior_weight=0.0, prior_leads=leads, is_balanced=False)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.normal_(0.0, 0.5)  # as wrong as can be
+        policies.append(NetworkPolicy(net, rule="argmax", is_frozen=is_frozen))
+    rule = make_heuristic(NAME, SHORT.config)
+    observation, _ = env.reset(seed=0)
+    for _ in range(150):
+        own = rule.act(observation)
+        is_asleep = observation["servers"][:, :, at.is_asleep] != 0.0
+        for free, policy in enumerate(policies):
+            actions = policy.act(observation)
+            for e in np.flatnonzero(actions != own):
+                action = actions[e]
+                kind = 0 if action < num_pairs else 3
+                if num_pairs <= action < wait:
+                    kind = 1 if is_asleep[e, action - num_pairs] else 2
+                assert kind == free
+                kinds.add(kind)
+        env.step(own)
+    assert kinds == {0, 1, 2, 3}
+
+
+def test_leads_that_make_no_sense_are_refused() -> None:
+    for leads in ((0.1, 0.1), (0.1, 0.1, 0.1, -1.0), (0.0, 0.0, 0.0, float("nan"))):
+        with pytest.raises(ConfigError, match="prior_leads"):
+            NetworkConfig(prior=RULE, prior_leads=leads)
