@@ -252,7 +252,7 @@ class Improvement:
         workers = [
             actor.remote(
                 self.scenario,
-                self._start.policy,
+                self.best.policy,
                 self._leader.policy,
                 config.branches,
                 seed + number,
