@@ -27,7 +27,7 @@ class Improve(ScenarioOptions):
     """Improve a rule or a policy by lookahead, and write it as a bundle.
 
     In every round many clusters run. From some of their states branches set out: each takes another
-    decision than what is improved would, then that decides again, on the same arrivals. A network
+    decision than the best policy so far, which then decides again, on the same arrivals. A network
     learns from the branches of all rounds how much better or worse each decision is, and the next
     round's clusters are run by what decides so, to see where that leads. The best policy on trial
     episodes, none of them of the test seeds, is kept. Ray's workers collect the branches: a local

@@ -1,10 +1,10 @@
 """Improves a policy round by round: branches, what they teach, and whether it helps.
 
-A round runs what was learned so far, tries other decisions on the same arrivals, each followed by
-those of the policy that is improved, and teaches a network from the branches of all rounds what
-they gain. What is learned takes the decision with the highest score, where the rule's own has a
-lead: a gain that does not make up for it is left alone, because most of the smallest are errors.
-Leads are compared in trial episodes below the test seeds. All of it fans out over Ray's workers.
+A round runs what was learned last, tries other decisions on the same arrivals, each followed by
+those of the best policy so far, and teaches a network from the branches of all rounds what they
+gain. What is learned takes the decision with the highest score, where the rule's own has a lead: a
+gain that does not make up for it is left alone, because most of the smallest are errors. Leads are
+compared in trial episodes below the test seeds. Branches and trials fan out over Ray's workers.
 """
 
 from __future__ import annotations
