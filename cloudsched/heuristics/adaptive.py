@@ -95,9 +95,7 @@ def answers_table(config: HeuristicConfig) -> FloatArray:
 def terms_of(context: NDArray[np.float32], at: Columns, num_servers: int) -> FloatArray:
     """Return (B, terms) what sites are recognised by in each observation."""
     terms = np.zeros((len(context), NUM_TERMS))
-    for row, out in zip(context, terms, strict=True):
-        read_signals(at, row, num_servers, out[1 : 1 + NUM_SIGNALS])
-        multiply_signals(out)
+    read_terms(at, context, num_servers, terms)
     return terms
 
 
@@ -197,6 +195,19 @@ def read_signals(at, row, num_servers, out_signals):  # type: ignore[no-untyped-
     out_signals[9] = row[at.work_rate + 4]
     for s in range(out_signals.shape[0]):
         out_signals[s] = min(max(out_signals[s], -2.0), 2.0)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def read_terms(at, context, num_servers, out_terms):  # type: ignore[no-untyped-def]
+    """Write the terms of many clusters.
+
+    Args:
+        context: (B, context features).
+        out_terms: (B, terms) overwritten.
+    """
+    for i in range(context.shape[0]):
+        read_signals(at, context[i], num_servers, out_terms[i, 1 : 1 + NUM_SIGNALS])
+        multiply_signals(out_terms[i])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -208,8 +208,7 @@ class Improvement:
             for gain, term in zip(gains, terms, strict=True)
         ]
         network = self._start.build(cluster)
-        if self._start.weights is None:
-            network.load_state_dict(self._untaught)
+        network.load_state_dict(self._untaught)
         correction = network.network
         assert isinstance(correction, RuleCorrection)
         found = fit(
