@@ -64,7 +64,9 @@ class NetworkConfig(Settings):
         self._flag("is_balanced")
         self._number("prior_weight", low=0.0, high=100.0)
         leads = self.prior_leads
-        if len(leads) != NUM_KINDS or not all(0.0 <= lead <= LARGEST_LEAD for lead in leads):
+        are_numbers = isinstance(leads, tuple) and all(isinstance(x, int | float) for x in leads)
+        is_right = are_numbers and all(0.0 <= lead <= LARGEST_LEAD for lead in leads)
+        if not is_right or len(leads) != NUM_KINDS:
             raise ConfigError(
                 f"prior_leads={leads!r}: expected {NUM_KINDS} numbers from 0 to {LARGEST_LEAD:g}."
             )

@@ -121,6 +121,7 @@ def test_kinds_with_a_lead_that_nothing_makes_up_for_are_left_to_the_rule(is_fro
 
 
 def test_leads_that_make_no_sense_are_refused() -> None:
-    for leads in ((0.1, 0.1), (0.1, 0.1, 0.1, -1.0), (0.0, 0.0, 0.0, float("nan"))):
+    wrong = [(0.1, 0.1), (0.1, 0.1, 0.1, -1.0), (0.0, 0.0, 0.0, float("nan")), ("a",) * 4, None]
+    for leads in wrong:
         with pytest.raises(ConfigError, match="prior_leads"):
             NetworkConfig(prior=RULE, prior_leads=leads)
