@@ -51,10 +51,14 @@ class RuleNumbers:
             raise ConfigError("Heuristics that run together must recognise equally many sites.")
         if self._is_moving:
             self._answers = np.stack([answers_table(config) for config in configs])
-            self._sites = np.stack([_sites_table(config) for config in configs])
+            sites = np.stack([_sites_table(config) for config in configs])
+            own = _as_matrix(self.fixed)[:, _FIELDS]
+            self._apart = sites - own[:, None]
             recognisers = [np.array(c.recogniser).reshape(-1, NUM_TERMS) for c in configs]
-            self._recognisers = np.stack(recognisers)
-            self._scratch = np.zeros(NUM_TERMS), np.zeros(self._recognisers.shape[1])
+            self._recognisers = np.stack(recognisers).transpose(0, 2, 1).copy()
+            self._limits = _limits(own, sites)
+            num_sites = self._recognisers.shape[2]
+            self._scratch = np.zeros(NUM_TERMS), np.zeros(num_sites), np.zeros(len(NUMBERS))
             self._forget(len(configs))
 
     def __call__(self, observation: Mapping[str, NDArray[Any]]) -> NDArray[np.void]:
@@ -68,13 +72,12 @@ class RuleNumbers:
             self._columns,
             _as_matrix(self.fixed),
             self._answers,
-            self._sites,
+            self._apart,
             self._recognisers,
             context,
             observation["servers"].shape[1],
             _FIELDS,
-            _LOW,
-            _HIGH,
+            *self._limits,
             *self._scratch,
             self._seen,
             _as_matrix(self._moved),
@@ -108,6 +111,16 @@ def _sites_table(config: HeuristicConfig) -> FloatArray:
     return np.array(values).T.copy()
 
 
+def _limits(own: FloatArray, sites: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return (1 or E, numbers) least and most: the range, and all that the rule has by itself.
+
+    Args:
+        own: (1 or E, numbers) the rule's, and `sites` (1 or E, sites, numbers) those by site.
+    """
+    given = np.concatenate([own[:, None], sites], axis=1)
+    return np.minimum(_LOW, given.min(axis=1)), np.maximum(_HIGH, given.max(axis=1))
+
+
 def _as_matrix(records: NDArray[np.void]) -> FloatArray:
     """Return the records' numbers as (records, fields); every field has eight bytes."""
     return records.view(np.float64).reshape(len(records), -1)
@@ -118,7 +131,7 @@ def move_numbers(
     at: Columns,
     fixed: FloatArray,
     answers: FloatArray,
-    sites: FloatArray,
+    apart: FloatArray,
     recognisers: FloatArray,
     context: NDArray[np.float32],
     num_servers: int,
@@ -127,26 +140,29 @@ def move_numbers(
     high: FloatArray,
     terms: FloatArray,
     odds: FloatArray,
+    values: FloatArray,
     seen: FloatArray,
     out_numbers: FloatArray,
 ) -> None:
     """Write the numbers that each cluster's signals ask for.
 
     Most decisions of a tick see the same signals, and the numbers found before are left as they
-    are.
+    are. Inner loops go over what lies side by side, so that they are vectorised without a change in
+    the order of any sum.
 
     Args:
         fixed: (1 or E, fields) the rule's own.
         answers: (1 or E, numbers, signals).
-        sites: (1 or E, sites, numbers); no sites where the rule's own numbers hold everywhere.
-        recognisers: (1 or E, sites, terms).
+        apart: (1 or E, sites, numbers) what each site's are beyond the rule's own; no sites where
+            those hold everywhere.
+        recognisers: (1 or E, terms, sites).
         fields: (numbers,) where each number stands among the fields.
-        low: (numbers,) least value, if the rule's own is not lower; `high` alike.
-        terms: (terms,) overwritten; `odds` (sites,) alike.
+        low: (1 or E, numbers) least values; `high` alike.
+        terms: (terms,) overwritten; `odds` (sites,) and `values` (numbers,) alike.
         seen: (E, signals) those that `out_numbers` stand for; updated.
         out_numbers: (E, fields) those numbers are overwritten.
     """
-    num_signals = answers.shape[2]
+    num_numbers, num_signals = answers.shape[1], answers.shape[2]
     for e in range(context.shape[0]):
         own = e if fixed.shape[0] > 1 else 0
         read_signals(at, context[e], num_servers, terms[1 : 1 + NUM_SIGNALS])
@@ -158,16 +174,15 @@ def move_numbers(
             continue
         multiply_signals(terms)
         recognise(recognisers[own], terms, odds)
-        for i in range(fields.shape[0]):
-            value = fixed[own, fields[i]]
-            least, most = min(low[i], value), max(high[i], value)
-            for c in range(odds.shape[0]):
-                value += odds[c] * (sites[own, c, i] - fixed[own, fields[i]])
-                least = min(least, sites[own, c, i])
-                most = max(most, sites[own, c, i])
+        for i in range(num_numbers):
+            values[i] = fixed[own, fields[i]]
+        for c in range(odds.shape[0]):
+            for i in range(num_numbers):
+                values[i] += odds[c] * apart[own, c, i]
+        for i in range(num_numbers):
             for s in range(num_signals):
-                value += answers[own, i, s] * terms[1 + s]
-            out_numbers[e, fields[i]] = min(max(value, least), most)
+                values[i] += answers[own, i, s] * terms[1 + s]
+            out_numbers[e, fields[i]] = min(max(values[i], low[own, i]), high[own, i])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -230,16 +245,16 @@ def recognise(weights, terms, out_odds):  # type: ignore[no-untyped-def]
     """Write how likely each kind of site is.
 
     Args:
-        weights: (sites, terms).
+        weights: (terms, sites).
         out_odds: (sites,) overwritten.
     """
+    out_odds[:] = 0.0
+    for t in range(terms.shape[0]):
+        for c in range(out_odds.shape[0]):
+            out_odds[c] += weights[t, c] * terms[t]
     highest = -np.inf
     for c in range(out_odds.shape[0]):
-        score = 0.0
-        for t in range(terms.shape[0]):
-            score += weights[c, t] * terms[t]
-        out_odds[c] = score
-        highest = max(highest, score)
+        highest = max(highest, out_odds[c])
     total = 0.0
     for c in range(out_odds.shape[0]):
         out_odds[c] = math.exp(out_odds[c] - highest)
