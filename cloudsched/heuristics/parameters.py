@@ -61,6 +61,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "hysteresis": (0.0, 3.0),
     "min_idle_ticks": (0.0, 20.0),
     "idle_bias": (-0.5, 12.0),
+    "caution": (0.0, 20.0),
 }
 
 NEVER_SLEEP, IDLE_TIMEOUT, UTILISATION_BAND, HEADROOM = range(len(SLEEP_CONTROLLERS))
@@ -149,6 +150,9 @@ class HeuristicConfig(Settings):
     """headroom: ticks without a job before a server may sleep."""
     idle_bias: float = 0.0
     """Servers rank by (full-load watts + this * idle watts) / CPU; low ones wake first."""
+    caution: float = 1.0
+    """Where a network corrects the rule: what the rule's lead over other decisions is multiplied
+    by. The rule itself decides the same whatever it is."""
 
     answers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """How numbers follow the site: by name, how far a number moves when a signal is one, for each

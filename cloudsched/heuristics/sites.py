@@ -81,7 +81,7 @@ def adapt_by_site(
         config: its candidates are shared out evenly among kinds.
         report: may raise KeyboardInterrupt; kinds that had no turn yet then have the start's.
     """
-    pools = _pools(scenario, config.seed)
+    pools = pools_by_kind(scenario, config.seed)
     if any(len(rule.recogniser) not in (0, len(pools)) for rule in teachers):
         raise ConfigError(
             f"A teacher has numbers for other sites than the {len(pools)} of this mixture."
@@ -143,7 +143,7 @@ def _at_site(rule: HeuristicConfig, number: int) -> HeuristicConfig:
     return rule.replace(sites={}, recogniser=(), **numbers)
 
 
-def _pools(scenario: Scenario, seed: int) -> dict[Kind, NDArray[np.int64]]:
+def pools_by_kind(scenario: Scenario, seed: int) -> dict[Kind, NDArray[np.int64]]:
     """Return seeds below the test seeds, by kind."""
     env = ClusterVectorEnv(1, **scenario.to_dict())
     workload = env.workload

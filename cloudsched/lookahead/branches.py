@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloudsched.config import ClusterConfig, Settings
-from cloudsched.envs.cluster import ClusterVectorEnv
+from cloudsched.envs.cluster import FRESH_SEEDS, ClusterVectorEnv
 from cloudsched.envs.observation import columns
 from cloudsched.envs.scenario import Scenario
 from cloudsched.lookahead.outlook import NAMES, Outlook
@@ -40,7 +40,7 @@ class BranchConfig(Settings):
     """States of a batch from which branches set out."""
     num_others: int = 3
     """Other decisions that are tried in each."""
-    chance: float = 0.03
+    chance: float = 0.3
     """Share of ticks from which branches set out."""
     dull_chance: float = 0.2
     """The same for states in which nothing can be placed, in proportion."""
@@ -48,7 +48,7 @@ class BranchConfig(Settings):
     """How far branches are followed."""
     far_ticks: int = 40
     """How far they are followed in some batches, to learn what an outlook is worth."""
-    far_every: int = 4
+    far_every: int = 6
     """One batch out of so many goes far."""
 
     def __post_init__(self) -> None:
@@ -67,7 +67,6 @@ class Branches(NamedTuple):
     others: NDArray[np.int64]  # (S, A)
     gain: NDArray[np.float32]  # (S, A, H) reward beyond that of the policy's own decision
     outlook: NDArray[np.float32]  # (S, A, H, F) outlook beyond that of its own decision
-    cost: NDArray[np.float32]  # (S,) what a tick costs after the policy's own decision
 
 
 class BranchCollector:
@@ -78,6 +77,7 @@ class BranchCollector:
             observations alone.
         make_leader: the same for who runs the clusters.
         seed: of arrivals and of all draws.
+        episodes: seeds of the episodes that clusters run; any below the test seeds if None.
     """
 
     def __init__(
@@ -87,21 +87,22 @@ class BranchCollector:
         make_leader: Callable[[ClusterConfig], Policy],
         config: BranchConfig,
         seed: int,
+        episodes: NDArray[np.int64] | None = None,
     ) -> None:
         self._config = config
         self._rng = np.random.default_rng(seed)
+        self._episodes = episodes
         num_branches = config.num_states * (1 + config.num_others)
         settings = scenario.to_dict()
         self._env = ClusterVectorEnv(
-            config.num_clusters, copy=False, autoreset_mode="SameStep", **settings
+            config.num_clusters, copy=False, autoreset_mode="Disabled", **settings
         )
         self._engine = ClusterVectorEnv(num_branches, copy=False, **settings).engine
         self._policy = make_policy(self._env.config)
         self._leader = make_leader(self._env.config)
         self._outlook = Outlook(self._engine)
         self._num_batches = 0
-        first = self._rng.integers(1_000_000, size=config.num_clusters).tolist()
-        self._live, _ = self._env.reset(seed=first)
+        self._live, _ = self._env.reset(seed=self._draw_episodes())
         self._spread_out()
 
     def collect(self) -> Branches:
@@ -127,7 +128,6 @@ class BranchCollector:
             others=others,
             gain=(reward[:, 1:] - reward[:, :1]).transpose(2, 1, 0).astype(np.float32),
             outlook=(outlook[:, 1:] - outlook[:, :1]).transpose(2, 1, 0, 3).astype(np.float32),
-            cost=(-reward[0, 0] / config.ticks).astype(np.float32),
         )
 
     def _spread_out(self) -> None:
@@ -137,14 +137,31 @@ class BranchCollector:
         while True:
             (due,) = np.nonzero((ticks >= until) & (until >= 0))
             if len(due):
-                fresh = np.zeros(len(ticks), np.bool_)
-                fresh[due] = True
-                seeds = self._rng.integers(1_000_000, size=len(ticks)).tolist()
-                self._env.reset(seed=seeds, options={"reset_mask": fresh})
+                self._begin_anew(due)
                 until[due] = -1
             if (until < 0).all():
                 return
-            self._env.step(self._leader.act(self._live))
+            self._step(self._leader.act(self._live))
+
+    def _step(self, actions: NDArray[np.int64]) -> None:
+        """Carry out decisions; episodes that are over begin anew."""
+        self._env.advance(actions)
+        if self._env.engine.num_ended:
+            self._begin_anew(np.flatnonzero(self._env.engine.result.is_truncated))
+
+    def _begin_anew(self, which: NDArray[np.int64]) -> None:
+        is_over = np.zeros(self._env.num_envs, np.bool_)
+        is_over[which] = True
+        self._env.reset(seed=self._draw_episodes(), options={"reset_mask": is_over})
+
+    def _draw_episodes(self) -> list[int]:
+        """Return a seed for each cluster."""
+        count = self._env.num_envs
+        if self._episodes is None:
+            drawn = self._rng.integers(FRESH_SEEDS, size=count)
+        else:
+            drawn = self._rng.choice(self._episodes, count)
+        return [int(seed) for seed in drawn]
 
     def _set_out(self, ticks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Copy states into branches, first those of the policy's own decision.
@@ -172,16 +189,16 @@ class BranchCollector:
                     {name: part[chosen] for name, part in self._live.items()}
                 )
             filled += len(chosen)
-            self._env.step(actions)
+            self._step(actions)
         return decided, led
 
     def _is_chosen(self, actions: NDArray[np.int64], latest: int) -> NDArray[np.bool_]:
         """Return (E,) from which clusters branches set out now."""
         clusters, mask = self._env.engine.state.clusters, self._live["action_mask"]
         num_servers, num_jobs = self._live["servers"].shape[1], self._live["jobs"].shape[1]
-        # Ticks count alike, however many decisions they hold.
-        chance = self._config.chance / np.maximum(
-            1.0, clusters["decisions"] / np.maximum(1, clusters["tick"])
+        # Branches of ticks with many decisions take as much longer: time is shared out evenly.
+        chance = self._config.chance / np.square(
+            np.maximum(1.0, clusters["decisions"] / np.maximum(1, clusters["tick"]))
         )
         is_dull = ~mask[:, : num_jobs * num_servers].any(axis=1) & (actions == mask.shape[1] - 1)
         chance[is_dull] *= self._config.dull_chance

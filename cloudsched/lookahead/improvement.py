@@ -4,46 +4,36 @@ A round runs what was learned last, tries other decisions on the same arrivals, 
 those of the best policy so far, and teaches a network from the branches of all rounds what they
 gain. What is learned takes the decision with the highest score, where the rule's own has a lead: a
 gain that does not make up for it is left alone, because most of the smallest are errors. Leads are
-compared in trial episodes below the test seeds. Branches and trials fan out over Ray's workers.
+compared in trial episodes below the test seeds. Where the rule tells kinds of sites apart, each has
+a lead of its own, and later rounds run at the sites where something is learned. Branches and trials
+fan out over Ray's workers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from cloudsched.config import ClusterConfig, Settings
+from cloudsched.config import Settings
 from cloudsched.envs.scenario import Scenario
-from cloudsched.evaluation import Episodes
-from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.lookahead.branches import BranchCollector, BranchConfig, Branches
 from cloudsched.lookahead.fitting import Fit, FittingConfig, Lessons, fit
+from cloudsched.lookahead.improved import Improved, Weights
 from cloudsched.lookahead.spread import learn_spread, spread_of
+from cloudsched.lookahead.trials import USUAL, Trial, TrialEpisodes, shared_out
 from cloudsched.lookahead.worth import OutlookWorth, site_terms
-from cloudsched.models.kinds import NUM_KINDS
-from cloudsched.models.networks import (
-    NetworkConfig,
-    ObservationSizes,
-    QNetwork,
-    build_network,
-)
+from cloudsched.models.networks import QNetwork
 from cloudsched.models.prior import RuleCorrection
-from cloudsched.policy import Policy
-from cloudsched.rl.policy import NetworkPolicy
 from cloudsched.sim.fleet import build_fleet
 
-Weights = dict[str, Tensor]
-LEADS = (0.02, 0.05, 0.1, 0.2, 0.3)  # in units of the spread of gains
-LEADER_LEAD = 0.1  # of who runs the clusters: enough to see where small gains lead
-NEVER = 1e3  # no gain makes up for this lead
+LEADER_LEAD = 0.05  # of the rule over who runs the clusters: shows where small gains lead
+FOLLOW = ("best", "start")
 SEED_STRIDE = 10_000  # between the seeds of rounds; workers of a round count up from there
 
 
@@ -55,33 +45,26 @@ class ImprovementConfig(Settings):
     """Other decisions tried in each round, at least."""
     num_workers: int
     """Workers that collect them, each with arrivals of its own; what is learned depends on it."""
-    trial_seeds: Sequence[int]
-    """Episodes on which leads and rounds are compared; below the test seeds."""
+    num_trials: int
+    """Episodes on which leads and rounds are compared."""
+    first_trial_seed: int
+    """Their first seed; below the test seeds."""
+    follow: str = "best"
+    """Whose decisions follow in branches: those of the best policy so far, or of the start, which
+    are several times as fast where that is a rule."""
     branches: BranchConfig = field(default_factory=BranchConfig)
     fitting: FittingConfig = field(default_factory=FittingConfig)
 
     def __post_init__(self) -> None:
-        for name in ("num_branches", "num_workers"):
+        for name in ("num_branches", "num_workers", "num_trials"):
             self._integer(name, low=1)
+        self._choice("follow", FOLLOW)
 
     @property
     def batches_a_worker(self) -> int:
         """Batches that each worker collects in a round."""
         per_batch = self.branches.num_states * self.branches.num_others
         return -(-self.num_branches // (per_batch * self.num_workers))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """How a policy did on the trial episodes."""
-
-    leads: Sequence[float]
-    """Of the rule, over placing, waking, putting to sleep and waiting."""
-    gain: float
-    """Return beyond that of the start, in proportion; mean over episodes."""
-    episode_return: float
-    mean_power_w: float
-    sla_violation_rate: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,37 +75,9 @@ class Round:
     num_branches: int
     seconds: float
     fit: Fit
-    trials: Sequence[Trial]
-    best: Trial
+    trial: Trial
     is_best: bool
     """Whether its policy is better than all before."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Improved:
-    """A network's settings and weights, or the rule alone where it has learned nothing yet."""
-
-    network: NetworkConfig
-    weights: Weights | None
-
-    def policy(self, cluster: ClusterConfig) -> Policy:
-        """Return the policy for clusters with some rules."""
-        if self.weights is None:
-            assert self.network.prior is not None, "there is no rule to correct"
-            return HeuristicPolicy(cluster, self.network.prior)
-        return NetworkPolicy(self.build(cluster).eval(), rule="argmax", is_frozen=True)
-
-    def with_leads(self, leads: Sequence[float]) -> Improved:
-        """Return the same network with leads of the rule over the four kinds of decisions."""
-        settings = self.network.replace(prior_weight=0.0, prior_leads=tuple(leads))
-        return Improved(network=settings, weights=self.weights)
-
-    def build(self, cluster: ClusterConfig) -> QNetwork:
-        """Return the network, with fresh weights where it has learned nothing yet."""
-        network = QNetwork(build_network(ObservationSizes.of(cluster), self.network))
-        if self.weights is not None:
-            network.load_state_dict(self.weights)
-        return network
 
 
 class Improvement:
@@ -153,8 +108,10 @@ class Improvement:
         fleet_cpu = float(build_fleet(cluster.fleet).total_capacity[0])
         self._worth = OutlookWorth(cluster.reward.alpha / fleet_cpu)
         self._batches: list[Branches] = []
-        self._trials = TrialEpisodes(scenario, config.trial_seeds, config.num_workers)
-        self._baseline = self._trials.run(start)
+        self._trials = TrialEpisodes(
+            scenario, start, config.num_trials, config.first_trial_seed, config.num_workers, tell
+        )
+        self._episodes: NDArray[np.int64] | None = None
         self._best_gain = 0.0
 
     @property
@@ -174,20 +131,18 @@ class Improvement:
         num_branches = sum(batch.others.size for batch in batches)
         self._batches += batches
         learned, found = self._learn(number)
-        self._leader = learned.with_leads([LEADER_LEAD] * NUM_KINDS)
-        trials = self._try_leads(learned)
-        best = max(trials, key=lambda trial: trial.gain)
-        is_best = best.gain > self._best_gain
+        chosen, trial = self._trials.choose(learned)
+        self._leader = learned.corrected(LEADER_LEAD, *USUAL)
+        self._episodes = self._trials.trusted(trial)
+        is_best = trial.gain > self._best_gain
         if is_best:
-            self._best_gain = best.gain
-            self.best = learned.with_leads(best.leads)
+            self._best_gain, self.best = trial.gain, chosen
         return Round(
             number=number,
             num_branches=num_branches,
             seconds=time.monotonic() - began,
             fit=found,
-            trials=trials,
-            best=best,
+            trial=trial,
             is_best=is_best,
         )
 
@@ -221,40 +176,19 @@ class Improvement:
         )
         return Improved(network=self._start.network, weights=_weights_of(network)), found
 
-    def _try_leads(self, learned: Improved) -> list[Trial]:
-        """Measure the policy with different leads of the rule, then without kinds of decisions."""
-        trials = [self._try(learned, (lead,) * NUM_KINDS) for lead in LEADS]
-        for kind in range(NUM_KINDS):
-            best = max(trials, key=lambda trial: trial.gain).leads
-            leads = tuple(NEVER if k == kind else lead for k, lead in enumerate(best))
-            trials.append(self._try(learned, leads))
-        return trials
-
-    def _try(self, learned: Improved, leads: Sequence[float]) -> Trial:
-        metrics, start = self._trials.run(learned.with_leads(leads)), self._baseline
-        before = start["episode_return"]
-        gain = (metrics["episode_return"] - before) / np.maximum(np.abs(before), 1e-9)
-        text = ", ".join(f"{lead:g}" for lead in leads)
-        self._tell(f"leads {text}: {100 * gain.mean():+.2f} % in trial episodes")
-        return Trial(
-            leads=tuple(leads),
-            gain=float(gain.mean()),
-            episode_return=float(metrics["episode_return"].mean()),
-            mean_power_w=float(metrics["mean_power_w"].mean()),
-            sla_violation_rate=float(metrics["sla_violation_rate"].mean()),
-        )
-
     def _collect(self, seed: int) -> list[Branches]:
         """Collect the branches of a round, with a Ray actor for each worker."""
         config = self.config
-        actor = _shared_out(BranchCollector, config.num_workers)
+        actor = shared_out(BranchCollector, config.num_workers)
+        followed = self.best if config.follow == "best" else self._start
         workers = [
             actor.remote(
                 self.scenario,
-                self.best.policy,
+                followed.policy,
                 self._leader.policy,
                 config.branches,
                 seed + number,
+                self._episodes,
             )
             for number in range(config.num_workers)
         ]
@@ -271,31 +205,6 @@ class Improvement:
         for worker in workers:
             ray.kill(worker)
         return [batch for batches in found for batch in batches]  # whoever was faster
-
-
-class TrialEpisodes:
-    """Episodes on which policies are compared, shared out among Ray actors."""
-
-    def __init__(self, scenario: Scenario, seeds: Sequence[int], num_workers: int) -> None:
-        actor = _shared_out(_TrialShare, num_workers)
-        shares = [seeds[number::num_workers] for number in range(num_workers)]
-        self._workers = [actor.remote(scenario, share) for share in shares if len(share)]
-
-    def run(self, improved: Improved) -> dict[str, NDArray[np.float64]]:
-        """Return what a policy was measured to do, episode by episode."""
-        found = ray.get([worker.measure.remote(improved) for worker in self._workers])
-        return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
-
-
-class _TrialShare(Episodes):
-    def measure(self, improved: Improved) -> Mapping[str, NDArray[np.float64]]:
-        return self.run(improved.policy(self.env.config)).metrics
-
-
-def _shared_out(one: type, num_workers: int) -> Any:
-    """Return a class of Ray actors of which so many fit: more than CPUs share them."""
-    cpus = ray.cluster_resources().get("CPU", 1.0)
-    return ray.remote(num_cpus=min(1.0, cpus / num_workers) / 2.0)(one)
 
 
 def _weights_of(network: QNetwork) -> Weights:

@@ -3,10 +3,13 @@
 Two branches differ by the outlook x at one time and by y some ticks later, and one was paid g more
 in between. If an outlook is worth w, then w x = g + w y on average; the weights that make it so on
 many branches are found by least squares with x as instruments (LSTD). They depend on the site:
-each number counts once by itself and once with each signal of the site.
+each number counts once by itself and once with each signal of the site. Branches count the less the
+more chance moves them, or those of a few sites with bursts would decide for all.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +18,15 @@ from cloudsched.envs.observation import columns
 from cloudsched.heuristics.adaptive import terms_of
 from cloudsched.lookahead.branches import Branches
 from cloudsched.lookahead.outlook import NAMES
+from cloudsched.lookahead.spread import learn_spread, spread_of
 
 FloatArray = NDArray[np.float64]
 
 SITE_SIGNALS = 4  # load, unevenness, size of jobs, wake delay: what stays the same for a while
 NUM_FEATURES = len(NAMES) * (1 + SITE_SIGNALS)
-RIDGE = 0.001  # as a share of each feature's variance: pulls towards the weights of before
-CALM_COST = (
-    3.0  # a tick's cost up to which branches count alike; where it is higher, they count less
-)
-
-
-def tick_scale(cost_S: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return (S,) what gains are divided by: a few overloaded clusters should not decide all."""
-    return np.asarray(np.maximum(1.0, cost_S / CALM_COST), np.float32)
+RIDGE = 300.0
+"""So many branches' worth of belief in the price of work alone: where chance is great, fewer would
+take chance for what an outlook is worth."""
 
 
 def site_terms(context_SF: NDArray[np.float32], num_servers: int, num_resources: int) -> FloatArray:
@@ -60,32 +58,42 @@ class OutlookWorth:
     def __init__(self, work_price: float) -> None:
         begin = np.zeros((len(NAMES), 1 + SITE_SIGNALS))
         begin[[i for i, name in enumerate(NAMES) if "work" in name], 0] = -work_price
-        self.weights = begin.ravel()
+        self.weights = self._begin = begin.ravel()
 
-    def learn(self, batches: list[Branches], signals: list[FloatArray]) -> None:
+    def learn(self, batches: Sequence[Branches], signals: Sequence[FloatArray]) -> None:
         """Fit the weights to batches that were read at two times."""
+        if not batches:
+            return
+        far = [_estimate(*pair, 1, self._begin) for pair in zip(batches, signals, strict=True)]
+        noise = learn_spread(signals, far)
         matrix, target = np.zeros((NUM_FEATURES, NUM_FEATURES)), np.zeros(NUM_FEATURES)
-        square, count = np.zeros(NUM_FEATURES), 0
+        square = np.zeros(NUM_FEATURES)
         for batch, signal in zip(batches, signals, strict=True):
-            scale = tick_scale(batch.cost)[:, None, None]
-            near = outlook_features(batch.outlook[:, :, 0], signal) / scale
-            far = outlook_features(batch.outlook[:, :, 1], signal) / scale
-            paid = (batch.gain[:, :, 1] - batch.gain[:, :, 0]) / scale[:, :, 0]
-            near, far = (x.reshape(-1, NUM_FEATURES) for x in (near, far))
-            paid = paid.ravel()
-            matrix += near.T @ (near - far)
+            spread = spread_of(signal, noise)[:, None, None]
+            near, far_off = (
+                (outlook_features(batch.outlook[:, :, time], signal) / spread).reshape(
+                    -1, NUM_FEATURES
+                )
+                for time in (0, 1)
+            )
+            paid = ((batch.gain[:, :, 1] - batch.gain[:, :, 0]) / spread[:, :, 0]).ravel()
+            matrix += near.T @ (near - far_off)
             target += near.T @ paid
             square += np.square(near).sum(axis=0)
-            count += len(near)
-        if count == 0:
-            return
+        count = sum(batch.others.size for batch in batches)
         # A unit of each feature is its spread, so that the ridge treats all alike.
         unit = np.sqrt(square / count) + 1e-6
-        matrix = matrix / np.outer(unit, unit) + RIDGE * count * np.eye(NUM_FEATURES)
-        pulled = target / unit + RIDGE * count * self.weights * unit
+        matrix = matrix / np.outer(unit, unit) + RIDGE * np.eye(NUM_FEATURES)
+        pulled = target / unit + RIDGE * self._begin * unit
         self.weights = np.asarray(np.linalg.solve(matrix, pulled) / unit, np.float64)
 
     def __call__(self, batch: Branches, signals: FloatArray) -> NDArray[np.float32]:
         """Return (S, A) how much better each other decision is than the policy's own."""
-        features = outlook_features(batch.outlook[:, :, 0], signals)
-        return (batch.gain[:, :, 0] + features @ self.weights).astype(np.float32)
+        return _estimate(batch, signals, 0, self.weights)
+
+
+def _estimate(
+    batch: Branches, signals: FloatArray, time: int, weights: FloatArray
+) -> NDArray[np.float32]:
+    features = outlook_features(batch.outlook[:, :, time], signals)
+    return (batch.gain[:, :, time] + features @ weights).astype(np.float32)

@@ -23,13 +23,12 @@ from cloudsched.models.legal import legal_scores
 from cloudsched.models.masking import mask_logits
 from cloudsched.models.pairs import NUM_PAIR_FEATURES, pair_features
 from cloudsched.models.precision import Linear, Output
-from cloudsched.models.prior import RuleCorrection, RulePrior
+from cloudsched.models.prior import LARGEST_LEAD, RuleCorrection, RulePrior
 from cloudsched.models.scoring import ActionScores, Scene
 from cloudsched.registry import Registry
 
 Observation = Mapping[str, Tensor]
 ROW = "row"
-LARGEST_LEAD = 1e4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +55,9 @@ class NetworkConfig(Settings):
     prior_leads: tuple[float, ...] = (0.0,) * NUM_KINDS
     """What other actions have to make up for beside that, by their kind: to place, to wake, to put
     to sleep, to wait."""
+    prior_due_ticks: int | None = None
+    """While a visible job has no more than so many ticks left to start in time, only the rule may
+    decide to wait: no network holds it back. None leaves it to the network."""
 
     def __post_init__(self) -> None:
         self._choice("kind", tuple(NETWORKS))
@@ -70,6 +72,8 @@ class NetworkConfig(Settings):
             raise ConfigError(
                 f"prior_leads={leads!r}: expected {NUM_KINDS} numbers from 0 to {LARGEST_LEAD:g}."
             )
+        if self.prior_due_ticks is not None:
+            self._integer("prior_due_ticks", low=-1000, high=1000)
         if self.prior is not None and self.prior.place_cycle != 0.0:
             raise ConfigError(
                 "prior: a rule that takes servers in turn (place_cycle) remembers the last one; "
@@ -332,6 +336,7 @@ def build_network(sizes: ObservationSizes, config: NetworkConfig) -> nn.Module:
         config.prior_weight,
         config.prior_leads,
         sizes.num_resources,
+        due_ticks=config.prior_due_ticks,
         is_balanced=is_balanced,
     )
     return RuleCorrection(network, prior)

@@ -17,12 +17,15 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cloudsched.envs.observation import columns
+from cloudsched.envs.observation import TIME_SCALE, Columns, columns
 from cloudsched.heuristics.adaptive import RuleNumbers
 from cloudsched.heuristics.kernels import CURVE_STEPS, FleetTable, dearness_of, decide
 from cloudsched.heuristics.parameters import HeuristicConfig
 from cloudsched.models.kinds import PLACE, SLEEP, WAIT, WAKE
 
+LARGEST_LEAD = 1e4
+"""No gain makes up for it."""
+ROUNDING = 1e-6  # of laxities, which are rounded to float32
 LARGEST_W = 480.0
 """What the thirstiest server is taken to draw at full load: observations only tell the proportions,
 and this is the draw in the fleet that the shipped rules were tuned on."""
@@ -35,6 +38,8 @@ class RulePrior:
         rule: the heuristic; one that remembers nothing.
         weight: the score of its action.
         leads: (4,) what other actions lose, by their kind: place, wake, sleep, wait.
+        due_ticks: while a visible job has no more than so many ticks left to start in time, only
+            the rule may decide to wait; None where the network always may.
         is_balanced: whether the scores of an action are lowered by the log of how many of its kind
             are legal, which is then made up for, so that the rule counts alike in every fleet.
     """
@@ -46,6 +51,7 @@ class RulePrior:
         leads: Sequence[float],
         num_resources: int,
         *,
+        due_ticks: int | None,
         is_balanced: bool,
     ) -> None:
         self._columns = columns(num_resources)
@@ -53,6 +59,7 @@ class RulePrior:
         self._num_resources = num_resources
         self._weight = weight
         self._leads = np.array(leads, np.float32)
+        self._latest = -1.0 if due_ticks is None else due_ticks / (abs(due_ticks) + TIME_SCALE)
         self._is_balanced = is_balanced
         self._seen = np.zeros((0, 0), np.float32)
         self._fleet: FleetTable | None = None
@@ -61,14 +68,17 @@ class RulePrior:
         """Return (E, A) what to add to the scores of actions; all rows are of one fleet."""
         servers, mask = observation["servers"], observation["action_mask"]
         scores = np.empty(mask.shape, np.float32)
+        numbers = self._numbers(observation)
         score_rule(
             servers,
+            observation["jobs"],
             mask,
-            self.actions(observation),
-            servers.shape[1] * observation["jobs"].shape[1],
-            self._columns.is_asleep,
+            self._decisions(observation, numbers),
+            self._columns,
             self._weight,
             self._leads,
+            numbers["caution"],
+            self._latest,
             self._is_balanced,
             scores,
         )
@@ -76,12 +86,17 @@ class RulePrior:
 
     def actions(self, observation: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
         """Return (E,) what the rule would do."""
+        return self._decisions(observation, self._numbers(observation))
+
+    def _decisions(
+        self, observation: Mapping[str, NDArray[Any]], numbers: NDArray[np.void]
+    ) -> NDArray[np.int64]:
         servers, mask = observation["servers"], observation["action_mask"]
         actions = np.empty(len(mask), np.int64)
         decide(
             self._fleet_of(servers[0]),
             self._columns,
-            self._numbers(observation),
+            numbers,
             servers,
             observation["jobs"],
             observation["context"],
@@ -131,12 +146,14 @@ def _fleet_table(facts: NDArray[np.float64], num_resources: int) -> FleetTable:
 @njit(cache=True, nogil=True, error_model="numpy")
 def score_rule(
     servers: NDArray[np.float32],
+    jobs: NDArray[np.float32],
     mask: NDArray[np.int8],
     actions: NDArray[np.int64],
-    num_pairs: int,
-    asleep_column: int,
+    at: Columns,
     weight: float,
     leads: NDArray[np.float32],
+    caution: NDArray[np.float64],
+    latest: float,
     is_balanced: bool,
     out_scores: NDArray[np.float32],
 ) -> None:
@@ -144,18 +161,24 @@ def score_rule(
 
     Args:
         actions: (E,) of the rule.
-        num_pairs: K*N, the number of placements.
-        asleep_column: where `servers` says that a server sleeps.
         leads: (4,) what actions other than the rule's lose: place, wake, sleep, wait.
+        caution: (E,) what that is multiplied by, or (1,) for all clusters.
+        latest: laxity, as observations have it, up to which a job is due.
         out_scores: (E, A) overwritten.
     """
+    num_pairs, wait = servers.shape[1] * jobs.shape[1], mask.shape[1] - 1
     for e in range(mask.shape[0]):
-        own = _kind(servers, mask, num_pairs, asleep_column, e, actions[e])
+        own = _kind(servers, mask, num_pairs, at.is_asleep, e, actions[e])
+        times = caution[e if caution.shape[0] > 1 else 0]
         num_alike = 0
         for a in range(mask.shape[1]):
-            kind = _kind(servers, mask, num_pairs, asleep_column, e, a)
-            out_scores[e, a] = -leads[kind]
+            kind = _kind(servers, mask, num_pairs, at.is_asleep, e, a)
+            out_scores[e, a] = -leads[kind] * times
             num_alike += mask[e, a] != 0 and kind == own
+        for k in range(jobs.shape[1]):
+            is_there = jobs[e, k, jobs.shape[2] - 1] != 0.0
+            if is_there and jobs[e, k, at.laxity] <= latest + ROUNDING:
+                out_scores[e, wait] = -LARGEST_LEAD
         out_scores[e, actions[e]] = weight + (math.log(num_alike) if is_balanced else 0.0)
 
 

@@ -20,9 +20,9 @@ from cloudsched.heuristics.sites import (
     _delay_weights,
     _from_the_middle,
     _neighbours,
-    _pools,
     _regression,
     adapt_by_site,
+    pools_by_kind,
 )
 
 
@@ -56,7 +56,7 @@ def test_each_kind_gets_its_own_numbers_and_they_do_better_together() -> None:
         settings={"episode_ticks": 60},
         workload_options={"workloads": ("poisson", "bursty"), "load_steps": 3},
     )
-    kinds = list(_pools(scenario, 0))
+    kinds = list(pools_by_kind(scenario, 0))
     assert kinds == [
         (name, load, delay)
         for name in ("bursty", "poisson")
@@ -83,7 +83,7 @@ def test_each_kind_gets_its_own_numbers_and_they_do_better_together() -> None:
     assert gain.mean() > 0
     assert (gain > 0).mean() > 0.7
     with pytest.raises(ConfigError, match="one kind of site"):
-        _pools(Scenario(), 0)
+        pools_by_kind(Scenario(), 0)
 
 
 def test_searches_begin_with_the_teacher_that_does_best() -> None:

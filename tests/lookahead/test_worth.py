@@ -14,13 +14,14 @@ from cloudsched.lookahead.worth import (
     OutlookWorth,
     outlook_features,
     site_terms,
-    tick_scale,
 )
 
 
-def branches(rng, true, noise=0.3, num_states=4000):
+def branches(rng, true, noise=0.3, num_states=40_000, load=None):
     """Branches whose outlook fades by chance, and is paid for as the true weights say."""
     signals = np.concatenate([np.ones((num_states, 1)), rng.uniform(-1, 1, (num_states, 4))], 1)
+    if load is not None:
+        signals[:, 1] = load
     near = rng.normal(size=(num_states, 2, len(NAMES))).astype(np.float32)
     far = near * rng.uniform(0.0, 0.8, near.shape).astype(np.float32)
     paid = (outlook_features(near, signals) - outlook_features(far, signals)) @ true
@@ -33,7 +34,6 @@ def branches(rng, true, noise=0.3, num_states=4000):
             others=np.zeros((num_states, 2), np.int64),
             gain=np.stack([first, first + paid], axis=2).astype(np.float32),
             outlook=np.stack([near, far], axis=2),
-            cost=np.full(num_states, 2.0, np.float32),
         ),
         signals,
         first,
@@ -64,19 +64,15 @@ def test_what_branches_say_nothing_about_keeps_the_price_of_work():
     assert abs(weights[NAMES.index("running_work_0"), 0]) < 0.05  # told that it costs nothing
 
 
-def test_clusters_where_a_tick_costs_much_do_not_decide_what_all_are_worth():
-    scale = tick_scale(np.array([0.5, 3.0, 30.0], np.float32))
-    assert list(scale) == [1.0, 1.0, 10.0]
+def test_sites_where_chance_is_great_do_not_decide_what_outlooks_are_worth_elsewhere():
     rng = np.random.default_rng(2)
-    calm, signals, *_ = branches(rng, np.zeros(NUM_FEATURES))
-    rare, others, *_ = branches(rng, np.full(NUM_FEATURES, 5.0), num_states=400)
-    worth = []
-    for cost in (2.0, 300.0):
-        worth.append(OutlookWorth(0.0))
-        rare = rare._replace(cost=np.full(400, cost, np.float32))
-        worth[-1].learn([calm, rare], [signals, others])
-    plain, scaled = (np.abs(one.weights).mean() for one in worth)
-    assert scaled < 0.1 * plain
+    true = rng.normal(size=NUM_FEATURES)
+    calm, calm_signals, first, near = branches(rng, true, load=-1.0)
+    wild, wild_signals, *_ = branches(rng, true, noise=300.0, load=1.0)
+    expected = first + outlook_features(near, calm_signals) @ true
+    worth = OutlookWorth(0.3)
+    worth.learn([calm, wild], [calm_signals, wild_signals])
+    assert np.abs(worth(calm, calm_signals) - expected).mean() < 1.0
 
 
 def test_signals_tell_one_site_from_another():

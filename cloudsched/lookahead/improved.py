@@ -1,0 +1,71 @@
+"""A rule and the network that corrects it, on their way between rounds and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from cloudsched.config import ClusterConfig
+from cloudsched.heuristics.composed import HeuristicPolicy
+from cloudsched.models.networks import (
+    NetworkConfig,
+    ObservationSizes,
+    QNetwork,
+    build_network,
+)
+from cloudsched.policy import Policy
+from cloudsched.rl.policy import NetworkPolicy
+
+Weights = dict[str, Tensor]
+NEVER = 1e3  # no gain makes up for this lead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Improved:
+    """A network's settings and weights, or the rule alone where it has learned nothing yet."""
+
+    network: NetworkConfig
+    weights: Weights | None
+
+    def policy(self, cluster: ClusterConfig) -> Policy:
+        """Return the policy for clusters with some rules."""
+        if self.weights is None:
+            assert self.network.prior is not None, "there is no rule to correct"
+            return HeuristicPolicy(cluster, self.network.prior)
+        return NetworkPolicy(self.build(cluster).eval(), rule="argmax", is_frozen=True)
+
+    def corrected(
+        self,
+        lead: float,
+        kinds: Sequence[bool],
+        due_ticks: int,
+        cautions: Sequence[float] = (),
+    ) -> Improved:
+        """Return the same network with a lead of the rule.
+
+        Args:
+            lead: what other decisions have to be better by.
+            kinds: which of the four kinds of decisions are not left to the rule.
+            due_ticks: ticks of laxity from which on only the rule may let jobs wait.
+            cautions: what the lead is multiplied by at each kind of site that the rule recognises.
+        """
+        rule = self.network.prior
+        assert rule is not None, "there is no rule to correct"
+        if len(cautions):
+            rule = rule.replace(sites={**rule.sites, "caution": tuple(cautions)})
+        settings = self.network.replace(
+            prior=rule,
+            prior_weight=0.0,
+            prior_leads=tuple(lead if is_free else NEVER for is_free in kinds),
+            prior_due_ticks=due_ticks,
+        )
+        return Improved(network=settings, weights=self.weights)
+
+    def build(self, cluster: ClusterConfig) -> QNetwork:
+        """Return the network, with fresh weights where it has learned nothing yet."""
+        network = QNetwork(build_network(ObservationSizes.of(cluster), self.network))
+        if self.weights is not None:
+            network.load_state_dict(self.weights)
+        return network
