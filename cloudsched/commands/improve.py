@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
@@ -29,11 +29,12 @@ class Improve(ScenarioOptions):
 
     In every round many clusters run. From some of their states branches set out: each takes another
     decision than the best policy so far, which then decides again, on the same arrivals. A network
-    learns from the branches of all rounds how much better or worse each decision is, and the next
-    round's clusters are run by what decides so, to see where that leads. The best policy on trial
-    episodes, none of them of the test seeds, is kept. Ray's workers collect the branches: a local
-    Ray starts by itself; with RAY_ADDRESS set, that cluster is used. Ctrl-C keeps what was found so
-    far.
+    learns from the branches of the last rounds how much better or worse each decision is, and the
+    next round's clusters are run by what decides so, to see where that leads. The best policy on
+    trial episodes, none of them of the test seeds, is kept; where the rule tells kinds of sites
+    apart (a bundle of `evolve --by-site`), it is trusted only with those where it did better. Ray's
+    workers collect the branches: a local Ray starts by itself; with RAY_ADDRESS set, that cluster
+    is used. Ctrl-C keeps what was found so far.
 
     Examples:
       cloudsched improve --start headroom@poisson --workload poisson
@@ -48,7 +49,7 @@ class Improve(ScenarioOptions):
     """Rounds."""
     branches: int = 400_000
     """Other decisions tried in each round."""
-    follow: str = "best"
+    follow: Literal["best", "start"] = "best"
     """Whose decisions follow in branches: `best`, the best policy so far, or `start`, which is
     several times as fast where it is a rule."""
     trials: int = 128

@@ -1,12 +1,12 @@
 """Improves a policy round by round: branches, what they teach, and whether it helps.
 
 A round runs what was learned last, tries other decisions on the same arrivals, each followed by
-those of the best policy so far, and teaches a network from the branches of all rounds what they
-gain. What is learned takes the decision with the highest score, where the rule's own has a lead: a
-gain that does not make up for it is left alone, because most of the smallest are errors. Leads are
-compared in trial episodes below the test seeds. Where the rule tells kinds of sites apart, each has
-a lead of its own, and later rounds run at the sites where something is learned. Branches and trials
-fan out over Ray's workers.
+those of the best policy so far, and teaches a network from the branches of the last rounds what
+they gain. What is learned takes the decision with the highest score, where the rule's own has a
+lead: a gain that does not make up for it is left alone, because most of the smallest are errors.
+Leads are compared in trial episodes below the test seeds. Where the rule tells kinds of sites
+apart, each has a lead of its own, and later rounds run at the sites where something is learned.
+Branches and trials fan out over Ray's workers.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ from cloudsched.sim.fleet import build_fleet
 
 LEADER_LEAD = 0.05  # of the rule over who runs the clusters: shows where small gains lead
 FOLLOW = ("best", "start")
+KEPT_ROUNDS = 2
+"""What a decision gains depends on who decides afterwards: branches followed by a policy that has
+since become much better teach what is not so any more."""
 SEED_STRIDE = 10_000  # between the seeds of rounds; workers of a round count up from there
 
 
@@ -107,7 +110,7 @@ class Improvement:
         cluster = scenario.config
         fleet_cpu = float(build_fleet(cluster.fleet).total_capacity[0])
         self._worth = OutlookWorth(cluster.reward.alpha / fleet_cpu)
-        self._batches: list[Branches] = []
+        self._rounds: list[list[Branches]] = []
         self._trials = TrialEpisodes(
             scenario, start, config.num_trials, config.first_trial_seed, config.num_workers, tell
         )
@@ -129,7 +132,7 @@ class Improvement:
         seed = (100 * self._seed + number) * SEED_STRIDE
         batches = self._collect(seed)
         num_branches = sum(batch.others.size for batch in batches)
-        self._batches += batches
+        self._rounds = [*self._rounds, batches][-KEPT_ROUNDS:]
         learned, found = self._learn(number)
         chosen, trial = self._trials.choose(learned)
         self._leader = learned.corrected(LEADER_LEAD, *USUAL)
@@ -147,8 +150,8 @@ class Improvement:
         )
 
     def _learn(self, number: int) -> tuple[Improved, Fit]:
-        """Learn from the branches of all rounds."""
-        batches = self._batches
+        """Learn from the branches of the last rounds."""
+        batches = [batch for one in self._rounds for batch in one]
         cluster, fitting = self.scenario.config, self.config.fitting
         terms = [
             site_terms(batch.observation["context"], cluster.num_servers, cluster.num_resources)

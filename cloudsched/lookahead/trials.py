@@ -39,6 +39,7 @@ USUAL = Choice(tuple(kind != WAKE for kind in range(NUM_KINDS)), 2)
 CHANGES: Sequence[Callable[[Choice], Choice]] = (
     lambda choice: choice._replace(due_ticks=1),
     lambda choice: choice._replace(due_ticks=4),
+    lambda choice: choice._replace(due_ticks=8),
     lambda choice: choice.without(WAKE),
     lambda choice: choice.without(PLACE),
     lambda choice: choice.without(SLEEP),

@@ -12,6 +12,7 @@ from cloudsched.heuristics.catalog import load_heuristic
 from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.lookahead import branches as module
 from cloudsched.lookahead.branches import BranchCollector, BranchConfig
+from cloudsched.workload.mixture import MixtureWorkload
 
 SMALL = BranchConfig(num_clusters=16, num_states=24, chance=0.2, dull_chance=1.0, far_every=2)
 SCENARIO = Scenario(preset="mixed_wake", workload="mixture", settings={"episode_ticks": 120})
@@ -32,6 +33,22 @@ def test_other_decisions_are_legal_and_none_is_the_policys_own():
         assert mask[np.arange(24), batch.decided].all()
         kinds |= set(np.digitize(batch.others.ravel(), [75, 90]).tolist())
     assert kinds == {0, 1, 2}  # placements, toggles, waiting
+
+
+def test_clusters_run_the_given_episodes_and_no_others(monkeypatch):
+    started = []
+    jobs = MixtureWorkload.jobs
+    monkeypatch.setattr(
+        MixtureWorkload,
+        "jobs",
+        lambda self, seed, ticks: started.append(seed) or jobs(self, seed, ticks),
+    )
+    given = np.array([3, 14, 15, 92])
+    collector = BranchCollector(SCENARIO, rule, rule, SMALL, seed=0, episodes=given)
+    for _ in range(6):
+        collector.collect()
+    assert len(started) > 2 * SMALL.num_clusters
+    assert set(started) == set(given.tolist())
 
 
 def test_the_same_decision_gains_nothing_at_all(monkeypatch):

@@ -13,6 +13,7 @@ from cloudsched.commands.policies import make_policy
 from cloudsched.envs.scenario import Scenario
 from cloudsched.evaluation import TEST_SEEDS, evaluate
 from cloudsched.heuristics.catalog import load_heuristic
+from cloudsched.heuristics.parameters import NUM_TERMS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -65,6 +66,24 @@ def test_it_goes_on_with_what_it_wrote(improved, tmp_path):
     # So few branches teach nothing better, and the policy stays as it is.
     difference = returns(again).mean() - returns(out).mean()
     assert difference >= -1e-9 or load_bundle(again).training["rounds"][0]["is_best"]
+
+
+def test_each_kind_of_site_has_a_lead_of_its_own(tmp_path):
+    rule = load_heuristic("headroom@mixed_wake/mixture")
+    recogniser = np.random.default_rng(0).normal(size=(60, NUM_TERMS)).round(3).tolist()
+    sites = {"headroom_constant": [rule.headroom_constant] * 60}
+    start = tmp_path / "sites.json"
+    text = {"parameters": {**rule.to_dict(), "sites": sites, "recogniser": recogniser}}
+    start.write_text(json.dumps(text))
+    out = tmp_path / "out"
+    where = ["--preset", "mixed_wake", "--workload", "mixture", "--set", "episode_ticks=60"]
+    few = ["--rounds", "2", "--branches", "4000", "--trials", "120", "--workers", "2"]
+    assert main(["improve", "--start", str(start), *where, *few, "--out", str(out)]) == 0
+    bundle = load_bundle(out)
+    leads = bundle.training["rounds"][1]["trial"]["leads"]
+    assert len(leads) == 20  # workloads and loads
+    if any(one["is_best"] for one in bundle.training["rounds"]):
+        assert len(bundle.network.prior.sites["caution"]) == 60
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ SHORT = Scenario(preset="slow_wake", workload="diurnal", settings={"episode_tick
 
 def network(scenario: Scenario = SHORT, **settings: object) -> torch.nn.Module:
     torch.manual_seed(0)
-    config = NetworkConfig(prior=RULE, **settings)
+    config = NetworkConfig(**{"prior": RULE, **settings})
     return build_network(ObservationSizes.of(scenario.config), config)
 
 
@@ -118,6 +118,46 @@ def test_kinds_with_a_lead_that_nothing_makes_up_for_are_left_to_the_rule(is_fro
                 kinds.add(kind)
         env.step(own)
     assert kinds == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_no_network_holds_back_a_job_that_is_due(is_frozen: bool) -> None:
+    env = ClusterVectorEnv(16, copy=False, **SHORT.to_dict())
+    at = columns(2)
+    policies = {}
+    for due in (None, 3):
+        net = network(prior_weight=0.0, prior_due_ticks=due, is_balanced=False)
+        with torch.no_grad():
+            net.network.kind_out.bias[:] = torch.tensor([0.0, -9.0, -9.0, 9.0])  # always waits
+        policies[due] = NetworkPolicy(net, rule="argmax", is_frozen=is_frozen)
+    rule = make_heuristic(NAME, SHORT.config)
+    observation, _ = env.reset(seed=0)
+    num_held = num_due = 0
+    for _ in range(150):
+        own, free, bound = (one.act(observation).copy() for one in (rule, *policies.values()))
+        jobs = observation["jobs"]
+        is_due = ((jobs[:, :, at.laxity] < 3.5 / 33.5) & (jobs[:, :, -1] != 0.0)).any(axis=1)
+        assert (free == 90).all()
+        np.testing.assert_array_equal(bound[~is_due], 90)
+        np.testing.assert_array_equal(bound[is_due & (own == 90)], 90)
+        assert (bound[is_due & (own != 90)] != 90).all()
+        num_held += (~is_due & (own < 75)).sum()
+        num_due += (is_due & (own < 75)).sum()
+        env.step(own)
+    assert num_held > 20
+    assert num_due > 20
+
+
+def test_caution_multiplies_the_lead_of_the_rule() -> None:
+    env = ClusterVectorEnv(16, copy=False, **SHORT.to_dict())
+    leads = (0.5, 0.5, 0.5, 0.5)
+    observation, _ = env.reset(seed=0)
+    rows = []
+    for rule, by in ((RULE, 1.0), (RULE.replace(caution=8.0), 1.0), (RULE, 8.0)):
+        net = network(prior=rule, prior_weight=0.0, prior_leads=tuple(by * lead for lead in leads))
+        rows.append(net.prior(observation))
+    assert (rows[0] != rows[1]).any()
+    np.testing.assert_array_equal(rows[1], rows[2])
 
 
 def test_leads_that_make_no_sense_are_refused() -> None:
