@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cloudsched.heuristics.parameters import RANGES
-
-ALONE = RANGES["caution"][1]
-"""A lead that leaves the rule alone: no gain of so many times its spread is learned from."""
+ALONE = 0.8
+"""A lead that leaves the rule alone but for what stands out by far. Leads are mixed by how likely
+each kind is; a much higher one would be felt wherever a kind can't be ruled out."""
 
 
 def choose_cautions(
