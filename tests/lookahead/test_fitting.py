@@ -30,7 +30,7 @@ def batches():
         return HeuristicPolicy(cluster, load_heuristic("headroom@poisson"))
 
     collector = BranchCollector(SCENARIO, rule, rule, config, seed=0)
-    return [collector.collect() for _ in range(12)]
+    return [collector.collect() for _ in range(16)]
 
 
 def network_of(seed):
