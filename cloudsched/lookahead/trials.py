@@ -29,8 +29,8 @@ class Choice(NamedTuple):
     due_ticks: int
     """Laxity from which on only the rule lets jobs wait."""
 
-    def without(self, kind: int) -> Choice:
-        """Return the same, but for one kind of decision that is left to the rule, or no more."""
+    def flipped(self, kind: int) -> Choice:
+        """Return the same with one kind of decision left to the rule, or no longer left to it."""
         return self._replace(kinds=tuple(own != (k == kind) for k, own in enumerate(self.kinds)))
 
 
@@ -40,10 +40,10 @@ CHANGES: Sequence[Callable[[Choice], Choice]] = (
     lambda choice: choice._replace(due_ticks=1),
     lambda choice: choice._replace(due_ticks=4),
     lambda choice: choice._replace(due_ticks=8),
-    lambda choice: choice.without(WAKE),
-    lambda choice: choice.without(PLACE),
-    lambda choice: choice.without(SLEEP),
-    lambda choice: choice.without(WAIT),
+    lambda choice: choice.flipped(WAKE),
+    lambda choice: choice.flipped(PLACE),
+    lambda choice: choice.flipped(SLEEP),
+    lambda choice: choice.flipped(WAIT),
 )
 """What is tried one after the other, and kept where it helps."""
 
