@@ -26,7 +26,7 @@ class FittingConfig(Settings):
     """How a network learns from branches."""
 
     num_epochs: int = 3
-    """Passes over the branches of all rounds."""
+    """Passes over the branches."""
     minibatch_size: int = 128
     """States of one gradient step."""
     first_rate: float = 2e-3

@@ -15,11 +15,11 @@ from cloudsched.models.networks import (
     QNetwork,
     build_network,
 )
+from cloudsched.models.prior import LARGEST_LEAD
 from cloudsched.policy import Policy
 from cloudsched.rl.policy import NetworkPolicy
 
 Weights = dict[str, Tensor]
-NEVER = 1e3  # no gain makes up for this lead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Improved:
         settings = self.network.replace(
             prior=rule,
             prior_weight=0.0,
-            prior_leads=tuple(lead if is_free else NEVER for is_free in kinds),
+            prior_leads=tuple(lead if is_free else LARGEST_LEAD for is_free in kinds),
             prior_due_ticks=due_ticks,
         )
         return Improved(network=settings, weights=self.weights)
