@@ -28,25 +28,31 @@ class Evolve(ScenarioOptions):
     It starts as a rule with fixed numbers. Evolution on whole episodes, drawn below the test seeds,
     finds how the numbers should follow load, unevenness of arrivals, size of jobs, wake delay and
     time of day. With --by-site it finds numbers for each kind of site of a mixture apart, and the
-    policy learns to recognise the kind from what arrives. The bundle is a network that corrects the
-    rule found and so far leaves it as it is; PPO may train it further (`cloudsched train
-    rllib_configs/ppo.py --start …`). Ctrl-C keeps what was found so far.
+    policy learns to recognise the kind from what arrives. With --jam it finds the order in which
+    jobs are best placed while they queue though no server sleeps, for a rule with or without
+    numbers by site. The bundle is a network that corrects the rule found and so far leaves it as it
+    is; PPO may train it further (`cloudsched train rllib_configs/ppo.py --start …`). Ctrl-C keeps
+    what was found so far.
 
     Examples:
       cloudsched evolve --preset mixed_wake --workload mixture --start headroom@mixed_wake/mixture
       cloudsched evolve --preset mixed_wake --workload mixture --start headroom@mixed_wake/mixture \
 --by-site --evaluations 6720 --episodes 16 --population 14 --step 0.06 --teachers headroom@mixture
-      cloudsched evaluate --preset mixed_wake --workload mixture --policy runs/evolve
+      cloudsched evolve --preset mixed_wake --workload mixture --start runs/evolve --jam \
+--evaluations 600 --out runs/jam
+      cloudsched evaluate --preset mixed_wake --workload mixture --policy runs/jam
     """
 
     start: str = "power_aware+headroom"
     """The rule to start from: a name of `cloudsched policies`, a file of `tune-heuristic`, or a
-    bundle of this command without --by-site, to go on with it."""
+    bundle of this command, to go on with it: with --jam any, else one without numbers by site."""
     teachers: tuple[str, ...] = ()
     """Further rules, with --by-site: each search begins with the one that does best there. May be
     bundles of earlier searches --by-site, to go on with them."""
     by_site: bool = False
     """Search for the numbers of each kind of site apart; only with workload `mixture`."""
+    jam: bool = False
+    """Search for the order in which jobs are placed in a jam; all other numbers stay."""
     evaluations: int = 2000
     """Candidates to try, over all kinds of site; each search takes whole generations."""
     minutes: float | None = None
@@ -83,7 +89,11 @@ class Evolve(ScenarioOptions):
             seed=self.seed,
         )
         watch = _Watch(console, self.evaluations, self.minutes)
-        if self.by_site:
+        if self.jam:
+            from cloudsched.heuristics.jams import learn_jam
+
+            found = learn_jam(start, scenario, config, watch)
+        elif self.by_site:
             from cloudsched.heuristics.sites import adapt_by_site
 
             found = adapt_by_site(
@@ -104,7 +114,7 @@ class Evolve(ScenarioOptions):
             raise ConfigError(f"--{option} {name!r}: the policy in it corrects no rule.")
         if rule.sleep != "headroom":
             raise ConfigError(f"--{option} {name!r}: expected a rule that keeps headroom awake.")
-        if rule.sites and option == "start":
+        if rule.sites and option == "start" and not self.jam:
             raise ConfigError(
                 f"--start {name!r}: it has numbers by site already; start from a plain rule, and "
                 "give this one as one of the --teachers."
@@ -150,6 +160,8 @@ class Evolve(ScenarioOptions):
             raise ConfigError(f"--minutes {self.minutes}: expected more than 0.")
         if self.teachers and not self.by_site:
             raise ConfigError("--teachers: they teach searches --by-site; add that option.")
+        if self.jam and self.by_site:
+            raise ConfigError("--jam --by-site: expected one of them; --jam starts from the other.")
         check_folder(self.out)
 
 

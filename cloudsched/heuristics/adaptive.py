@@ -3,7 +3,7 @@
 The numbers that suit a calm site waste power at another or miss its deadlines. Where a rule has
 `sites`, it recognises from a few signals that every observation holds which kind of site it is at,
 and takes the numbers found for that kind; where it has `answers`, each of its numbers moves with
-those signals.
+those signals. Where it has a `jam`, other numbers hold while jobs queue and no server sleeps.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ NUM_SIGNALS = len(SIGNALS)
 DELAY_SIGNAL = (3.0, 2.0)  # wake delay in ticks that is zero, and ticks that are one
 NUMBERS = tuple(RANGES)
 _FIELDS = np.array([(PARAMETER_DTYPE.names or ()).index(name) for name in NUMBERS])
+ROUNDING = 1e-4  # of what is seen, which is float32
+_JAM_QUEUE = (PARAMETER_DTYPE.names or ()).index("jam_queue")
 _LOW, _HIGH = np.array(list(RANGES.values())).T.copy()
 
 
@@ -47,6 +49,9 @@ class RuleNumbers:
         self.fixed = parameter_records(configs)
         self._columns = columns
         self._is_moving = any(config.answers or config.sites for config in configs)
+        self._has_jam = any(config.jam for config in configs)
+        self._jam = np.stack([_jam_table(config) for config in configs])
+        self._in_jam = self.fixed[:0]
         if len({len(config.recogniser) for config in configs}) > 1:
             raise ConfigError("Heuristics that run together must recognise equally many sites.")
         if self._is_moving:
@@ -63,8 +68,24 @@ class RuleNumbers:
 
     def __call__(self, observation: Mapping[str, NDArray[Any]]) -> NDArray[np.void]:
         """Return one record for all clusters or one for each; overwritten by the next call."""
-        if not self._is_moving:
-            return self.fixed
+        numbers = self._move(observation) if self._is_moving else self.fixed
+        if not self._has_jam:
+            return numbers
+        if len(self._in_jam) != len(observation["context"]):
+            self._in_jam = np.broadcast_to(self.fixed, len(observation["context"])).copy()
+        change_in_jams(
+            self._columns,
+            observation["context"],
+            _as_matrix(numbers),
+            self._jam,
+            _FIELDS,
+            _JAM_QUEUE,
+            _as_matrix(self._in_jam),
+        )
+        return self._in_jam
+
+    def _move(self, observation: Mapping[str, NDArray[Any]]) -> NDArray[np.void]:
+        """Return the numbers at each cluster's site."""
         context, num_clusters = observation["context"], len(observation["context"])
         if len(self._moved) != num_clusters:
             self._forget(num_clusters)
@@ -93,6 +114,11 @@ def answers_table(config: HeuristicConfig) -> FloatArray:
     """Return (numbers, signals) the weights, zero where a number stays."""
     none = (0.0,) * len(SIGNALS)
     return np.array([config.answers.get(name, none) for name in NUMBERS])
+
+
+def _jam_table(config: HeuristicConfig) -> FloatArray:
+    """Return (numbers,) what they are in a jam, not a number where they stay."""
+    return np.array([config.jam.get(name, np.nan) for name in NUMBERS])
 
 
 def terms_of(context: NDArray[np.float32], at: Columns, num_servers: int) -> FloatArray:
@@ -183,6 +209,30 @@ def move_numbers(
             for s in range(num_signals):
                 values[i] += answers[own, i, s] * terms[1 + s]
             out_numbers[e, fields[i]] = min(max(values[i], low[own, i]), high[own, i])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def change_in_jams(at, context, numbers, jam, fields, jam_queue, out_numbers):  # type: ignore[no-untyped-def]
+    """Write the numbers of each cluster, with those of the jam where there is one.
+
+    A queue alone is none: with servers asleep, waking them helps more than another order does.
+
+    Args:
+        context: (E, context features).
+        numbers: (1 or E, fields) without a jam; `jam` (1 or E, numbers) in one.
+        fields: (numbers,) where each number stands among the fields.
+        jam_queue: the field with the jobs for each server from which on there is a jam.
+        out_numbers: (E, fields) overwritten.
+    """
+    for e in range(context.shape[0]):
+        own = e if numbers.shape[0] > 1 else 0
+        out_numbers[e] = numbers[own]
+        is_long = _unsquash(context[e, 0]) >= numbers[own, jam_queue] - ROUNDING
+        if is_long and context[e, at.awake] >= 1.0 - ROUNDING:
+            row = jam[e if jam.shape[0] > 1 else 0]
+            for i in range(fields.shape[0]):
+                if not math.isnan(row[i]):
+                    out_numbers[e, fields[i]] = row[i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -62,7 +62,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "min_idle_ticks": (0.0, 20.0),
     "idle_bias": (-0.5, 12.0),
     "caution": (0.0, 20.0),
+    "jam_queue": (0.0, 1.0),
 }
+
+IN_A_JAM = tuple(name for name in RANGES if name != "jam_queue")
+"""What a jam may change: all but what tells it."""
 
 NEVER_SLEEP, IDLE_TIMEOUT, UTILISATION_BAND, HEADROOM = range(len(SLEEP_CONTROLLERS))
 
@@ -153,7 +157,13 @@ class HeuristicConfig(Settings):
     caution: float = 1.0
     """Where a network corrects the rule: what the rule's lead over other decisions is multiplied
     by. The rule itself decides the same whatever it is."""
+    jam_queue: float = 1e6
+    """Jobs queued for each server from which on there is a jam if no server sleeps, and the numbers
+    of `jam` hold."""
 
+    jam: Mapping[str, float] = field(default_factory=dict)
+    """What numbers are in a jam, by name. What saves power while there is room may cost room when
+    there is too little of it, and every job behind then waits longer."""
     answers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """How numbers follow the site: by name, how far a number moves when a signal is one, for each
     of SIGNALS, within its range; empty for numbers that stay."""
@@ -173,6 +183,8 @@ class HeuristicConfig(Settings):
                 f"expected {len(SIGNALS)} finite weights for some of: {', '.join(RANGES)}.",
             )
 
+        if not isinstance(self.jam, Mapping) or not all(map(self._is_jam_number, self.jam)):
+            self._refuse("jam", f"expected finite numbers for some of: {', '.join(IN_A_JAM)}.")
         rows = self.recogniser
         if not isinstance(rows, Sequence) or not all(_is_row(row, NUM_TERMS) for row in rows):
             self._refuse("recogniser", f"expected {NUM_TERMS} finite weights for each site.")
@@ -186,21 +198,26 @@ class HeuristicConfig(Settings):
             self._refuse("sites", "expected some numbers where sites are recognised.")
 
     def shifted(self, name: str, amount: float) -> HeuristicConfig:
-        """Return a copy with one number moved, at every site."""
-        sites = dict(self.sites)
+        """Return a copy with one number moved, at every site and in a jam."""
+        sites, jam = dict(self.sites), dict(self.jam)
         if name in sites:
             sites[name] = tuple(value + amount for value in sites[name])
-        return self.replace(**{name: getattr(self, name) + amount, "sites": sites})
+        if name in jam:
+            jam[name] += amount
+        return self.replace(**{name: getattr(self, name) + amount, "sites": sites, "jam": jam})
 
     def _is_answer(self, name: str) -> bool:
         return name in RANGES and _is_row(self.answers[name], len(SIGNALS))
+
+    def _is_jam_number(self, name: str) -> bool:
+        return name in IN_A_JAM and _is_finite(self.jam[name])
 
     def _is_site_number(self, name: str) -> bool:
         is_known = name in RANGES and len(self.recogniser) > 0
         return is_known and _is_row(self.sites[name], len(self.recogniser))
 
 
-_TABLES = ("sleep", "answers", "sites", "recogniser")
+_TABLES = ("sleep", "answers", "sites", "recogniser", "jam")
 NUMBER_FIELDS = tuple(f.name for f in fields(HeuristicConfig) if f.name not in _TABLES)
 PARAMETER_DTYPE = np.dtype(
     [("sleep", np.int64), *((name, np.float64) for name in NUMBER_FIELDS)], align=True

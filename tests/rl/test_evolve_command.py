@@ -67,6 +67,16 @@ def test_evolve_by_site_writes_a_bundle_that_recognises_sites(tmp_path, capsys):
     assert sum(near) > len(near) / 2
 
 
+def test_evolve_jam_changes_nothing_but_what_holds_in_a_jam(tmp_path):
+    out = tmp_path / "jam"
+    words = ["evolve", "--workload", "poisson", "--load", "1.15", "--set", "episode_ticks=200"]
+    search = ["--evaluations", "12", "--population", "6", "--episodes", "6", "--out", str(out)]
+    assert main([*words, "--start", "headroom@poisson", "--jam", *search]) == 0
+    start, found = load_heuristic("headroom@poisson"), load_bundle(out).network.prior
+    assert found.jam["order_size"] < 0.0  # large jobs first
+    assert found.replace(jam={}, jam_queue=start.jam_queue) == start
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -77,6 +87,7 @@ def test_evolve_by_site_writes_a_bundle_that_recognises_sites(tmp_path, capsys):
         (["--workload", "poisson", "--by-site"], "one kind of site"),
         (["--by-site", "--teachers", "best_fit"], "--teachers 'best_fit': expected a rule that"),
         (["--teachers", "headroom@mixture"], "add that option"),
+        (["--jam", "--by-site"], "--jam --by-site: expected one of them"),
     ],
 )
 def test_a_mistake_costs_one_line(words, complaint, capsys):
