@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,7 @@ def adapt_by_site(
     """Return a rule with its own numbers at every kind of site, and a recogniser for them.
 
     Args:
-        start: a headroom controller, tuned on the same scenario.
+        start: a headroom controller, tuned on the same scenario; what it does in a jam stays.
         teachers: further ones; each search begins with the best of them all. One with numbers by
             site, as an earlier search found them, teaches each kind its own.
         config: its candidates are shared out evenly among kinds.
@@ -102,7 +102,7 @@ def adapt_by_site(
     for number, kind in enumerate(order, start=1):
         own = replace(config, evaluations=share, seed=config.seed + 1000 * number)
         pool = pools[kind]
-        taught = [_at_site(rule, list(pools).index(kind)) for rule in teachers]
+        taught = [_at_site(rule, list(pools).index(kind), start) for rule in teachers]
         nearby = [found[other] for other in _neighbours(kind, order) if other in found]
         rules = [start, *taught, *nearby]
         begin = best_of(rules, score, generator.choice(pool, TRIAL_EPISODES))
@@ -137,10 +137,11 @@ def _neighbours(kind: Kind, kinds: Sequence[Kind]) -> list[Kind]:
     return [k for k in kinds if k.workload == kind.workload and distance(k) == 1]
 
 
-def _at_site(rule: HeuristicConfig, number: int) -> HeuristicConfig:
-    """Return a plain rule with the numbers for one kind of site."""
-    numbers = {name: values[number] for name, values in rule.sites.items()}
-    return rule.replace(sites={}, recogniser=(), **numbers)
+def _at_site(rule: HeuristicConfig, number: int, start: HeuristicConfig) -> HeuristicConfig:
+    """Return a plain rule with the numbers for one kind of site, and with the start's jam."""
+    numbers: dict[str, Any] = {name: values[number] for name, values in rule.sites.items()}
+    jam = {"jam": start.jam, "jam_queue": start.jam_queue}
+    return rule.replace(sites={}, recogniser=(), **numbers, **jam)
 
 
 def pools_by_kind(scenario: Scenario, seed: int) -> dict[Kind, NDArray[np.int64]]:
