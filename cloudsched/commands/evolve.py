@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -53,6 +54,9 @@ class Evolve(ScenarioOptions):
     """Search for the numbers of each kind of site apart; only with workload `mixture`."""
     jam: bool = False
     """Search for the order in which jobs are placed in a jam; all other numbers stay."""
+    rate_price: float = 0.0
+    """What the SLA violation rate costs besides the reward, a tick. The reward counts violations;
+    with this, a share of jobs that are late also weighs where few jobs arrive."""
     evaluations: int = 2000
     """Candidates to try, over all kinds of site; each search takes whole generations."""
     minutes: float | None = None
@@ -87,6 +91,7 @@ class Evolve(ScenarioOptions):
             num_seeds=self.episodes,
             step=self.step,
             seed=self.seed,
+            rate_price=self.rate_price,
         )
         watch = _Watch(console, self.evaluations, self.minutes)
         if self.jam:
@@ -160,6 +165,8 @@ class Evolve(ScenarioOptions):
             raise ConfigError(f"--minutes {self.minutes}: expected more than 0.")
         if self.teachers and not self.by_site:
             raise ConfigError("--teachers: they teach searches --by-site; add that option.")
+        if not 0.0 <= self.rate_price < math.inf:
+            raise ConfigError(f"--rate-price {self.rate_price}: expected 0 or more.")
         if self.jam and self.by_site:
             raise ConfigError("--jam --by-site: expected one of them; --jam starts from the other.")
         check_folder(self.out)

@@ -56,6 +56,9 @@ class SearchConfig:
     """How far the first candidates lie from the start, as a share of each range."""
     seed: int
     """Of the search and of its arrivals."""
+    rate_price: float = 0.0
+    """What the SLA violation rate costs besides the reward, a tick. The reward counts violations,
+    so that one in a hundred jobs weighs little where few jobs arrive."""
 
 
 Report = Callable[[TuningProgress], None]
@@ -74,7 +77,7 @@ def adapt_heuristic(
         start: a headroom controller, tuned on the same scenario.
     """
     names = free_parameters(start, is_whole=True)
-    score = Scorer([scenario], [0], plain_policy)
+    score = Scorer([scenario], [0], plain_policy, config.rate_price)
     first = replace(config, evaluations=round(NUMBERS_SHARE * config.evaluations))
     done = 0
 
@@ -131,7 +134,7 @@ def tune_on_fresh_arrivals(
         report: may raise KeyboardInterrupt to end the search.
         make_policy: what runs the candidates, one for each cluster.
     """
-    score = Scorer(scenarios, seeds, make_policy)
+    score = Scorer(scenarios, seeds, make_policy, config.rate_price)
     done = 0
 
     def tell(state: TuningProgress) -> None:

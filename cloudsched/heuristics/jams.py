@@ -60,7 +60,7 @@ def learn_jam(
         drawn.append(generator.choice(others if len(others) else jammed, half))
         return [int(seed) for part in drawn for seed in part]
 
-    score = Scorer([scenario], [0], plain_policy)
+    score = Scorer([scenario], [0], plain_policy, config.rate_price)
     begin = np.array([start.jam.get(name, BEGIN[name]) for name in NAMES])
     begin[0] = start.jam_queue if start.jam else BEGIN["jam_queue"]
     low, high = _bounds()

@@ -87,7 +87,7 @@ def adapt_by_site(
             f"A teacher has numbers for other sites than the {len(pools)} of this mixture."
         )
     names = free_parameters(start, is_whole=True)
-    score = Scorer([scenario], [0], plain_policy)
+    score = Scorer([scenario], [0], plain_policy, config.rate_price)
     order = _from_the_middle(list(pools))
     found: dict[Kind, HeuristicConfig] = {}
     share, done = config.evaluations // len(pools), 0

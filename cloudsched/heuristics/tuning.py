@@ -26,7 +26,7 @@ from cloudsched.envs.scenario import Scenario
 from cloudsched.errors import ConfigError
 from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.heuristics.parameters import RANGES, HeuristicConfig
-from cloudsched.metrics import episode_return
+from cloudsched.metrics import episode_return, online_metrics
 from cloudsched.policy import Policy
 from cloudsched.sim.engine import wake_delay_of
 from cloudsched.sim.jobs import JobTable
@@ -173,12 +173,21 @@ def _moved(
 
 
 class Scorer:
-    """Runs candidates on all scenarios and seeds; environments are built once."""
+    """Runs candidates on all scenarios and seeds; environments are built once.
+
+    Args:
+        rate_price: what the SLA violation rate costs besides the reward, a tick.
+    """
 
     def __init__(
-        self, scenarios: Sequence[Scenario], seeds: Sequence[int], make_policy: MakePolicy
+        self,
+        scenarios: Sequence[Scenario],
+        seeds: Sequence[int],
+        make_policy: MakePolicy,
+        rate_price: float = 0.0,
     ) -> None:
         self._make_policy = make_policy
+        self._rate_price = rate_price
         self._threads = max(1, os.cpu_count() or 1)
         self._scenarios = scenarios
         self._single = [_environment(scenario, 1) for scenario in scenarios]
@@ -196,7 +205,7 @@ class Scorer:
             self._wake_delays.append([wake_delay_of(env.config, seed) for seed in seeds])
 
     def __call__(self, configs: Sequence[HeuristicConfig]) -> NDArray[np.float64]:
-        """Return (scenarios, candidates, seeds) episode returns."""
+        """Return (scenarios, candidates, seeds) episode returns, less the price of the rate."""
         count = -(-len(configs) * self._num_seeds // BATCH_CLUSTERS)
         count = min(self._num_seeds, max(self._threads, count))
         work = [
@@ -227,7 +236,9 @@ class Scorer:
         policy = self._make_policy(env, [config for config in configs for _ in batch])
         while not env.advance(policy.act(observation)).is_truncated.all():
             pass
-        return np.asarray(episode_return(env.engine).reshape(len(configs), len(batch)))
+        rates = online_metrics(env.engine, np.arange(key[2]))["sla_violation_rate"]
+        price = self._rate_price * env.config.episode_ticks
+        return (episode_return(env.engine) - price * rates).reshape(len(configs), len(batch))
 
 
 def plain_policy(env: ClusterVectorEnv, configs: Sequence[HeuristicConfig]) -> Policy:

@@ -19,7 +19,9 @@ from cloudsched.heuristics.catalog import HEURISTICS
 from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.heuristics.jams import NAMES, learn_jam
 from cloudsched.heuristics.parameters import HeuristicConfig
+from cloudsched.heuristics.tuning import Scorer, plain_policy
 
+WORST_FIT = HEURISTICS["worst_fit"].config
 RULE = HEURISTICS["power_aware+headroom"].config
 JAM = {"order_size": -40.0, "scan_depth": 5.0}
 OVERLOAD = Scenario(workload="poisson", load=1.15, settings={"episode_ticks": 200})
@@ -88,6 +90,18 @@ def test_what_is_learned_for_a_jam_returns_more_on_other_arrivals() -> None:
     )
     gain = after.metrics["episode_return"] - before.metrics["episode_return"]
     assert gain.mean() > 3.0 * gain.std() / np.sqrt(len(gain))
+
+
+def test_a_price_of_the_rate_is_charged_by_share_of_jobs_and_tick() -> None:
+    free, charged = (
+        Scorer([OVERLOAD], [3, 4], plain_policy, price)([RULE, WORST_FIT])[0]
+        for price in (0.0, 5.0)
+    )
+    for row, rule in enumerate((RULE, WORST_FIT)):
+        metrics = evaluate(HeuristicPolicy(OVERLOAD.config, rule), OVERLOAD, [3, 4]).metrics
+        assert (metrics["sla_violation_rate"] > 0.0).all()
+        assert free[row] == pytest.approx(metrics["episode_return"])
+        assert free[row] - charged[row] == pytest.approx(5.0 * 200 * metrics["sla_violation_rate"])
 
 
 def test_where_nothing_is_late_the_rule_stays_as_it_is() -> None:

@@ -87,6 +87,7 @@ def test_evolve_jam_changes_nothing_but_what_holds_in_a_jam(tmp_path):
         (["--workload", "poisson", "--by-site"], "one kind of site"),
         (["--by-site", "--teachers", "best_fit"], "--teachers 'best_fit': expected a rule that"),
         (["--teachers", "headroom@mixture"], "add that option"),
+        (["--rate-price", "-1"], "--rate-price -1"),
         (["--jam", "--by-site"], "--jam --by-site: expected one of them"),
     ],
 )
