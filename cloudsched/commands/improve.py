@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -54,6 +55,8 @@ class Improve(ScenarioOptions):
     several times as fast where it is a rule."""
     trials: int = 128
     """Episodes on which policies are compared after each round."""
+    rate_price: float = 0.0
+    """What the SLA violation rate costs in trials besides the reward, a tick, as for `evolve`."""
     width: int = 32
     """Width of the network's embeddings of servers, jobs and pairs of them."""
     workers: int | None = None
@@ -72,6 +75,8 @@ class Improve(ScenarioOptions):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name} {value}: expected at least 1.")
+        if not 0.0 <= self.rate_price < math.inf:
+            raise ConfigError(f"--rate-price {self.rate_price}: expected 0 or more.")
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed}: expected at least 0.")
         check_folder(self.out)
@@ -96,6 +101,7 @@ class Improve(ScenarioOptions):
                 num_workers=self.workers or max(1, int(ray.cluster_resources().get("CPU", 1))),
                 num_trials=self.trials,
                 first_trial_seed=FIRST_TRIAL_SEED,
+                rate_price=self.rate_price,
             )
             improvement = Improvement(scenario, start, config, self.seed, watch)
             rounds: list[Round] = []

@@ -52,6 +52,8 @@ class ImprovementConfig(Settings):
     """Episodes on which leads and rounds are compared."""
     first_trial_seed: int
     """Their first seed; below the test seeds."""
+    rate_price: float = 0.0
+    """What the SLA violation rate costs there besides the reward, a tick."""
     follow: str = "best"
     """Whose decisions follow in branches: those of the best policy so far, or of the start, which
     are several times as fast where that is a rule."""
@@ -61,6 +63,7 @@ class ImprovementConfig(Settings):
     def __post_init__(self) -> None:
         for name in ("num_branches", "num_workers", "num_trials"):
             self._integer(name, low=1)
+        self._number("rate_price", low=0.0)
         self._choice("follow", FOLLOW)
 
     @property
@@ -112,7 +115,13 @@ class Improvement:
         self._worth = OutlookWorth(cluster.reward.alpha / fleet_cpu)
         self._rounds: list[list[Branches]] = []
         self._trials = TrialEpisodes(
-            scenario, start, config.num_trials, config.first_trial_seed, config.num_workers, tell
+            scenario,
+            start,
+            config.num_trials,
+            config.first_trial_seed,
+            config.num_workers,
+            tell,
+            config.rate_price,
         )
         self._episodes: NDArray[np.int64] | None = None
         self._best_gain = 0.0

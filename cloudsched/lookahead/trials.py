@@ -56,7 +56,8 @@ class Trial:
     leads: Mapping[str, float]
     """Of the rule at each kind of site; so high that it is left alone where nothing helped."""
     gain: float
-    """Return beyond that of the start, in proportion; mean over episodes."""
+    """Return, less the price of the violation rate, beyond that of the start, in proportion; mean
+    over episodes."""
     episode_return: float
     mean_power_w: float
     sla_violation_rate: float
@@ -70,6 +71,7 @@ class TrialEpisodes:
             equally many episodes.
         first_seed: those of the episodes count up from there, or are drawn by it.
         tell: called with a line about what goes on.
+        rate_price: what the SLA violation rate costs besides the reward, a tick.
     """
 
     def __init__(
@@ -80,7 +82,9 @@ class TrialEpisodes:
         first_seed: int,
         num_workers: int,
         tell: Callable[[str], None],
+        rate_price: float = 0.0,
     ) -> None:
+        self._rate_price = rate_price * scenario.config.episode_ticks
         self.pools = _pools(scenario, start, first_seed)
         self._tell = tell
         if self.pools:
@@ -142,9 +146,8 @@ class TrialEpisodes:
         return improved, trial
 
     def _gain(self, metrics: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return (episodes,) the return beyond that of the start, in proportion."""
-        before = self._start["episode_return"]
-        return np.asarray((metrics["episode_return"] - before) / np.maximum(np.abs(before), 1e-9))
+        """Return (episodes,) what a policy is worth beyond the start, in proportion."""
+        return gains_beyond(self._start, metrics, self._rate_price)
 
     def _run(self, improved: Improved) -> dict[str, NDArray[np.float64]]:
         """Return what a policy was measured to do, episode by episode."""
@@ -159,6 +162,22 @@ class TrialEpisodes:
 class _TrialShare(Episodes):
     def measure(self, improved: Improved) -> Mapping[str, NDArray[np.float64]]:
         return self.run(improved.policy(self.env.config)).metrics
+
+
+def gains_beyond(
+    before: Mapping[str, NDArray[np.float64]],
+    after: Mapping[str, NDArray[np.float64]],
+    rate_price: float,
+) -> NDArray[np.float64]:
+    """Return (episodes,) what one policy is worth beyond another, in proportion to what that is.
+
+    Args:
+        rate_price: what an SLA violation rate of one costs besides the reward.
+    """
+    was, now = (
+        one["episode_return"] - rate_price * one["sla_violation_rate"] for one in (before, after)
+    )
+    return np.asarray((now - was) / np.maximum(np.abs(was), 1e-9))
 
 
 def shared_out(one: type, num_workers: int) -> Any:

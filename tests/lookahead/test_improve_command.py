@@ -91,6 +91,7 @@ def test_each_kind_of_site_has_a_lead_of_its_own(tmp_path):
     [
         (["--rounds", "0"], "--rounds 0"),
         (["--seed", "-1"], "--seed -1"),
+        (["--rate-price", "-1"], "--rate-price -1"),
         (["--start", "headroom@poissn"], "headroom@poisson"),
         (["--start", "rr+headroom"], "place_cycle"),
     ],
