@@ -35,12 +35,12 @@ class Choice(NamedTuple):
 
 
 USUAL = Choice(tuple(kind != WAKE for kind in range(NUM_KINDS)), 2)
-"""What a server awake is worth some time later is overrated, so that waking is left to the rule."""
+"""What a server awake is worth some time later is overrated, so that waking is left to the rule. If
+it is not, branches are followed by who wakes servers so, and sleeping comes to look cheap."""
 CHANGES: Sequence[Callable[[Choice], Choice]] = (
     lambda choice: choice._replace(due_ticks=1),
     lambda choice: choice._replace(due_ticks=4),
     lambda choice: choice._replace(due_ticks=8),
-    lambda choice: choice.flipped(WAKE),
     lambda choice: choice.flipped(PLACE),
     lambda choice: choice.flipped(SLEEP),
     lambda choice: choice.flipped(WAIT),
