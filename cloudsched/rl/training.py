@@ -124,7 +124,8 @@ class TrainingRun:
 
     def _measured(self, network: nn.Module) -> tuple[nn.Module, dict[str, Estimate]]:
         """Return the network and how it does on train seeds."""
-        policy = NetworkPolicy(network, rule="argmax" if isinstance(network, QNetwork) else "kind")
+        rule = "argmax" if isinstance(network, QNetwork) else "kind"
+        policy = NetworkPolicy(network, rule=rule, is_frozen=True)
         return network, self._episodes.run(policy, name="policy").summary
 
     def save(self) -> None:
