@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -18,6 +18,7 @@ from cloudsched.results import check_folder, provenance
 if TYPE_CHECKING:
     from cloudsched.lookahead.improved import Improved
     from cloudsched.lookahead.improvement import Improvement, Round
+    from cloudsched.lookahead.trials import Trial
 
 REPORT_SECONDS = 10.0
 FIRST_TRIAL_SEED = 500_000  # far from the 50 train seeds that rules are tuned on, and no test seeds
@@ -47,7 +48,8 @@ class Improve(ScenarioOptions):
     """What to improve: a name of `cloudsched policies`, a file of `tune-heuristic`, or a bundle of
     `evolve` or of this command, to go on with it."""
     rounds: int = 3
-    """Rounds."""
+    """Rounds; with 0, what a bundle of this command learned stays, and trials only choose anew how
+    far it is trusted, for another --rate-price or at other sites."""
     branches: int = 400_000
     """Other decisions tried in each round."""
     follow: Literal["best", "start"] = "best"
@@ -71,7 +73,9 @@ class Improve(ScenarioOptions):
 
     def run(self) -> None:
         """Improve, and write the bundle."""
-        for name in ("rounds", "branches", "trials", "width", "workers"):
+        if self.rounds < 0:
+            raise ConfigError(f"--rounds {self.rounds}: expected at least 0.")
+        for name in ("branches", "trials", "width", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name} {value}: expected at least 1.")
@@ -81,6 +85,11 @@ class Improve(ScenarioOptions):
             raise ConfigError(f"--seed {self.seed}: expected at least 0.")
         check_folder(self.out)
         scenario, start = self.scenario, self._start()
+        if self.rounds == 0 and start.weights is None:
+            raise ConfigError(
+                f"--rounds 0 --start {self.start!r}: expected a bundle of `cloudsched improve`; "
+                "nothing else has learned yet what could be trusted more or less."
+            )
         import ray
 
         from cloudsched.lookahead.improvement import Improvement, ImprovementConfig
@@ -103,18 +112,29 @@ class Improve(ScenarioOptions):
                 first_trial_seed=FIRST_TRIAL_SEED,
                 rate_price=self.rate_price,
             )
-            improvement = Improvement(scenario, start, config, self.seed, watch)
-            rounds: list[Round] = []
-            try:
-                for number in range(1, self.rounds + 1):
-                    rounds.append(improvement.round(number))
-                    watch.tell_round(rounds[-1], self.rounds)
-                    self._save(improvement, rounds, watch.seconds)
-            except KeyboardInterrupt:
-                if not rounds:
-                    raise
-                console.print("interrupted: keeping what was found so far")
+            if self.rounds == 0:
+                rule = replace(start, weights=None)
+                improvement = Improvement(scenario, rule, config, self.seed, watch)
+                trial = improvement.trust(start)
+                watch.tell_trial("trust chosen anew", trial)
+                self._save(improvement, {"trial": asdict(trial)}, watch.seconds)
+            else:
+                self._improve(Improvement(scenario, start, config, self.seed, watch), watch)
         print(self.out)
+
+    def _improve(self, improvement: Improvement, watch: _Watch) -> None:
+        """Run the rounds, and write the bundle after each."""
+        rounds: list[Round] = []
+        try:
+            for number in range(1, self.rounds + 1):
+                rounds.append(improvement.round(number))
+                watch.tell_round(rounds[-1], self.rounds)
+                found = {"rounds": [asdict(one) for one in rounds]}
+                self._save(improvement, found, watch.seconds)
+        except KeyboardInterrupt:
+            if not rounds:
+                raise
+            watch.tell("interrupted: keeping what was found so far")
 
     def _start(self) -> Improved:
         """Return what to improve."""
@@ -136,7 +156,7 @@ class Improve(ScenarioOptions):
             rule = load_heuristic(self.start)
         return Improved(network=settings.replace(prior=rule), weights=None)
 
-    def _save(self, improvement: Improvement, rounds: list[Round], seconds: float) -> None:
+    def _save(self, improvement: Improvement, found: dict[str, Any], seconds: float) -> None:
         from cloudsched.bundle import Bundle, save_bundle
 
         best = improvement.best
@@ -146,7 +166,7 @@ class Improve(ScenarioOptions):
             "scenario": self.scenario.to_dict(),
             "seed": self.seed,
             "seconds": seconds,
-            "rounds": [asdict(one) for one in rounds],
+            **found,
             **provenance(),
         }
         bundle = Bundle(
@@ -174,18 +194,22 @@ class _Watch:
     def __call__(self, line: str) -> None:
         """Take note of something that goes on."""
         if time.monotonic() - self._reported > REPORT_SECONDS:
-            self._print(line)
+            self.tell(line)
 
     def tell_round(self, one: Round, num_rounds: int) -> None:
         """Print what a round found."""
-        trial = one.trial
-        self._print(
-            f"round {one.number} of {num_rounds}: {one.num_branches:,} branches, trial episodes: "
-            f"return {trial.episode_return:9.1f} ({100 * trial.gain:+.2f} %)  "
-            f"{trial.mean_power_w:6.0f} W  {100 * trial.sla_violation_rate:.2f} % late"
-            + ("  best" if one.is_best else "")
+        what = f"round {one.number} of {num_rounds}: {one.num_branches:,} branches"
+        self.tell_trial(what, one.trial, "  best" if one.is_best else "")
+
+    def tell_trial(self, what: str, trial: Trial, end: str = "") -> None:
+        """Print how something did in the trial episodes."""
+        self.tell(
+            f"{what}, trial episodes: return {trial.episode_return:9.1f} "
+            f"({100 * trial.gain:+.2f} %)  {trial.mean_power_w:6.0f} W  "
+            f"{100 * trial.sla_violation_rate:.2f} % late{end}"
         )
 
-    def _print(self, line: str) -> None:
+    def tell(self, line: str) -> None:
+        """Print a line."""
         self._reported = time.monotonic()
         self._console.print(f"{self.seconds:6.0f} s  {line}")

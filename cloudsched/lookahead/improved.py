@@ -9,6 +9,8 @@ from torch import Tensor
 
 from cloudsched.config import ClusterConfig
 from cloudsched.heuristics.composed import HeuristicPolicy
+from cloudsched.heuristics.jams import BEGIN
+from cloudsched.heuristics.parameters import RANGES
 from cloudsched.models.networks import (
     NetworkConfig,
     ObservationSizes,
@@ -37,28 +39,34 @@ class Improved:
         return NetworkPolicy(self.build(cluster).eval(), rule="argmax", is_frozen=True)
 
     def corrected(
-        self,
-        lead: float,
-        kinds: Sequence[bool],
-        due_ticks: int,
-        cautions: Sequence[float] = (),
+        self, leads: float | Sequence[float], kinds: Sequence[bool], due_ticks: int
     ) -> Improved:
-        """Return the same network with a lead of the rule.
+        """Return the same network with leads of the rule, which decides alone in a jam.
+
+        With jobs in the queue and no server asleep, waiting saves nothing and makes those behind
+        late, which is more than what branches of a few ticks show.
 
         Args:
-            lead: what other decisions have to be better by.
+            leads: what other decisions have to be better by: everywhere, or at each kind of site
+                that the rule recognises.
             kinds: which of the four kinds of decisions are not left to the rule.
             due_ticks: ticks of laxity from which on only the rule may let jobs wait.
-            cautions: what the lead is multiplied by at each kind of site that the rule recognises.
         """
         rule = self.network.prior
         assert rule is not None, "there is no rule to correct"
-        if len(cautions):
-            rule = rule.replace(sites={**rule.sites, "caution": tuple(cautions)})
+        sites = {name: row for name, row in rule.sites.items() if name != "caution"}
+        if not isinstance(leads, float):
+            sites["caution"] = tuple(leads)
+        rule = rule.replace(
+            caution=leads if isinstance(leads, float) else 1.0,
+            sites=sites,
+            jam_queue=rule.jam_queue if rule.jam else BEGIN["jam_queue"],
+            jam={**rule.jam, "caution": RANGES["caution"][1]},
+        )
         settings = self.network.replace(
             prior=rule,
             prior_weight=0.0,
-            prior_leads=tuple(lead if is_free else LARGEST_LEAD for is_free in kinds),
+            prior_leads=tuple(1.0 if is_free else LARGEST_LEAD for is_free in kinds),
             prior_due_ticks=due_ticks,
         )
         return Improved(network=settings, weights=self.weights)

@@ -158,6 +158,11 @@ class Improvement:
             is_best=is_best,
         )
 
+    def trust(self, learned: Improved) -> Trial:
+        """Choose anew how far a network is trusted that has learned before, and keep it so."""
+        self.best, trial = self._trials.choose(learned)
+        return trial
+
     def _learn(self, number: int) -> tuple[Improved, Fit]:
         """Learn from the branches of the last rounds."""
         batches = [batch for one in self._rounds for batch in one]

@@ -127,11 +127,8 @@ class TrialEpisodes:
     def _try(
         self, learned: Improved, choice: Choice, leads: Mapping[str, float]
     ) -> tuple[Improved, Trial]:
-        if self.pools:
-            cautions = [leads[_arrivals(kind)] for kind in self.pools]
-            improved = learned.corrected(1.0, *choice, cautions)
-        else:
-            improved = learned.corrected(leads[EVERYWHERE], *choice)
+        by_kind = [leads[_arrivals(kind)] for kind in self.pools]
+        improved = learned.corrected(by_kind or leads[EVERYWHERE], *choice)
         metrics = self._run(improved)
         trial = Trial(
             choice=choice,

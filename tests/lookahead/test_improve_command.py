@@ -68,6 +68,18 @@ def test_it_goes_on_with_what_it_wrote(improved, tmp_path):
     assert difference >= -1e-9 or load_bundle(again).training["rounds"][0]["is_best"]
 
 
+def test_without_rounds_the_network_stays_and_trust_is_chosen_anew(improved, tmp_path):
+    _, out = improved
+    again = tmp_path / "again"
+    none = ["--rounds", "0", "--trials", "8", "--workers", "2", "--rate-price", "1000"]
+    assert main(["improve", "--start", str(out), *SETTINGS, *none, "--out", str(again)]) == 0
+    before, after = load_bundle(out), load_bundle(again)
+    assert all((after.weights[name] == part).all() for name, part in before.weights.items())
+    lead = after.training["trial"]["leads"]["everywhere"]
+    assert after.network.prior.caution == lead
+    assert after.network.prior.jam["caution"] > lead  # in a jam the rule decides alone
+
+
 def test_each_kind_of_site_has_a_lead_of_its_own(tmp_path):
     rule = load_heuristic("headroom@mixed_wake/mixture")
     recogniser = np.random.default_rng(0).normal(size=(60, NUM_TERMS)).round(3).tolist()
@@ -89,7 +101,8 @@ def test_each_kind_of_site_has_a_lead_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--rounds", "0"], "--rounds 0"),
+        (["--rounds", "-1"], "--rounds -1"),
+        (["--rounds", "0", "--start", "headroom@poisson"], "expected a bundle of"),
         (["--seed", "-1"], "--seed -1"),
         (["--rate-price", "-1"], "--rate-price -1"),
         (["--start", "headroom@poissn"], "headroom@poisson"),
