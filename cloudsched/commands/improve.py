@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -104,6 +105,8 @@ class Improve(ScenarioOptions):
         watch = _Watch(console)
         # Minibatches are small: torch's threads would wait for each other more than they work.
         with connected(self.address), one_thread():
+            # A supervisor's TERM is a Ctrl-C too; Ray's own handler would abort.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             config = ImprovementConfig(
                 num_branches=self.branches,
                 follow=self.follow,
