@@ -68,28 +68,6 @@ def test_dqn_learns_with_two_remote_runners(dqn_config):
     algorithm.stop()
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("local_ray")
-def test_random_decisions_are_counted_by_the_tick(dqn_config):
-    dqn_config.training(epsilon=0.2)
-    algorithm = dqn_config.build_algo()
-    runner = algorithm.env_runner_group.local_env_runner
-    batch = runner.sample()
-    ticks_a_decision = batch["default_policy"]["elapsed_ticks"].mean()
-    assert 0.0 < ticks_a_decision < 0.9  # some decisions take no time
-    chances = []
-    explore = runner.module._forward_exploration
-
-    def noted(batch, *, epsilon):
-        chances.append(epsilon)
-        return explore(batch, epsilon=epsilon)
-
-    runner.module._forward_exploration = noted
-    runner.sample()
-    assert chances == pytest.approx([0.2 * ticks_a_decision] * len(chances))
-    algorithm.stop()
-
-
 def test_an_unknown_clock_is_refused():
     with pytest.raises(ConfigError, match="clock='second': expected one of tick, decision"):
         ClusterDQNConfig().training(clock="second")

@@ -23,15 +23,10 @@ CLOCKS = ("tick", "decision")
 
 
 class ReplayEnvRunner(BatchedEnvRunner):
-    """Explores with epsilon-greedy actions and returns columns with a row for each cluster.
-
-    Exploration is counted by the tick: returns run over ticks, and where a tick has seven decisions
-    instead of two, the same share of random ones would leave hardly a return without several.
-    """
+    """Explores with epsilon-greedy actions and returns columns with a row for each cluster."""
 
     lambda_ = 1.0  # advantages are not used
     group_size = 1
-    _ticks_a_decision = 1.0  # of the last rollout; known after the first one
 
     def make_module(self) -> None:
         """Build the module and the schedule of exploration."""
@@ -43,15 +38,14 @@ class ReplayEnvRunner(BatchedEnvRunner):
 
     def _explore(self, observation: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         assert self.module is not None
-        chance = min(1.0, float(self._epsilon.get_current_value()) * self._ticks_a_decision)
-        outputs = self.module._forward_exploration({Columns.OBS: observation}, epsilon=chance)
+        epsilon = float(self._epsilon.get_current_value())
+        outputs = self.module._forward_exploration({Columns.OBS: observation}, epsilon=epsilon)
         logits_EA: Tensor = outputs[Columns.ACTION_DIST_INPUTS]
         return logits_EA, logits_EA.new_zeros(len(logits_EA))
 
     def _batch(self, columns: RolloutColumns) -> Batch:
         """Return (E, T, ...) columns, so that shards and runners split and join along E."""
         self._epsilon.update(timestep=self.num_env_steps_sampled_lifetime)
-        self._ticks_a_decision = float(columns.elapsed.double().mean())
         tables = {
             Columns.ACTIONS: columns.action,
             Columns.REWARDS: columns.reward / (1.0 - self.config.gamma),
@@ -80,7 +74,7 @@ class ClusterDQNConfig(AlgorithmConfig):  # type: ignore[misc]
         self.learning_starts = 10_000
         self.updates_per_iteration = 4
         self.target_tau = 0.02
-        self.epsilon: Any = [[0, 0.4], [100_000, 0.1]]
+        self.epsilon: Any = [[0, 0.2], [100_000, 0.05]]
         self.target_mask = True
         self.clock = "tick"
         self.environment(ENV_ID)
@@ -121,7 +115,7 @@ class ClusterDQNConfig(AlgorithmConfig):  # type: ignore[misc]
             learning_starts: decisions in memory before the first gradient step.
             updates_per_iteration: gradient steps after each rollout.
             target_tau: share of the way to the online network that the target goes at each step.
-            epsilon: random actions a tick, or a schedule `[[env steps, actions a tick], ...]`.
+            epsilon: share of random actions, or a schedule `[[env steps, share], ...]`.
             target_mask: whether the bootstrap only considers legal actions. False is wrong, and is
                 there to show what happens then (`python -m tune.dqn_ablation`).
             clock: what `gamma` and `n_step` count: `tick`, or every `decision` as if it took time,
