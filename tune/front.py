@@ -29,7 +29,6 @@ from cloudsched.heuristics.composed import HeuristicPolicy
 from cloudsched.plots import fronts, png
 from cloudsched.policy import Policy
 from cloudsched.results import check_folder, provenance, to_json, to_parquet, write_files
-from cloudsched.rl.policy import NetworkPolicy
 
 Curve = dict[float, Evaluation]
 
@@ -124,8 +123,7 @@ def shifted(name: str, shift: float, cluster: ClusterConfig) -> Policy:
     if prior is None:
         raise ConfigError(f"{name!r}: the bundle corrects no rule, so there is nothing to shift.")
     moved = prior.shifted("headroom_constant", shift)
-    network = bundle.replace_prior(moved).build(cluster)
-    return NetworkPolicy(network, is_frozen=True)
+    return bundle.replace_prior(moved).policy(cluster)
 
 
 def _points(curve: Curve) -> list[dict[str, object]]:
