@@ -66,17 +66,23 @@ def test_a_frozen_policy_weighs_and_acts_as_a_live_one(rule: str) -> None:
     net = network(15)
     frozen, live = NetworkPolicy(net, rule=rule, is_frozen=True), NetworkPolicy(net, rule=rule)
     num_same = num_all = 0
+    rows = np.arange(8)
     for observation in observations(15):
         actions, chances = frozen.weigh(observation)
         assert (frozen.act(observation) == actions).all()
-        assert (observation["action_mask"][np.arange(8), actions] != 0).all()
+        assert (observation["action_mask"][rows, actions] != 0).all()
         live_actions, live_chances = live.weigh(observation)
+        # Servers of one tier in the same state tie, and torch breaks ties otherwise on other CPUs.
+        with torch.inference_mode():
+            tensors = {name: torch.from_numpy(part) for name, part in observation.items()}
+            logits = net(tensors)[0].numpy()
+        np.testing.assert_allclose(logits[rows, actions], logits[rows, live_actions], atol=1e-5)
         num_same += int((actions == live_actions).sum())
         num_all += len(actions)
         if rule == "kind":
             np.testing.assert_allclose(chances, live_chances, atol=1e-3)
             np.testing.assert_allclose(chances.sum(axis=1), 1.0, atol=1e-5)
-    assert num_same >= 0.99 * num_all  # servers of one tier tie, and torch breaks ties by chance
+    assert num_same > 0.9 * num_all
 
 
 def test_a_decision_does_not_depend_on_the_batch() -> None:
